@@ -1,0 +1,9 @@
+-- Redis embeds Lua 5.1 and gives scripts these names.
+std = "lua51"
+read_globals = {
+  "KEYS", "ARGV",
+  redis = { fields = { "call", "pcall", "error_reply", "status_reply", "sha1hex", "log", "setresp",
+    "LOG_DEBUG", "LOG_VERBOSE", "LOG_NOTICE", "LOG_WARNING" } },
+  "cjson", "cmsgpack", "struct", "bit",
+}
+max_line_length = 120

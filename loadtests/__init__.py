@@ -1,0 +1,1 @@
+"""Load scenarios, benchmarks and budgets. The system is a black box here: only `client` is imported."""
