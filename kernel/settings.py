@@ -1,0 +1,84 @@
+"""Settings of a process, read once in its entry point from `STOCKGATE_*` environment variables or a `.env` file.
+
+Nothing reads the environment elsewhere: settings are handed down as an argument.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from kernel import limits
+
+
+class Settings(BaseSettings):
+    """What an operator can set. Durations carry their unit; addresses are URLs and never logged."""
+
+    model_config = SettingsConfigDict(env_prefix="STOCKGATE_", env_file=".env", extra="ignore", frozen=True)
+
+    redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    mysql_url: SecretStr = SecretStr("mysql://stockgate@127.0.0.1:3306/stockgate")
+    amqp_url: SecretStr = SecretStr("amqp://127.0.0.1:5672/stockgate")
+    api_keys_file: Path | None = None
+
+    shards: int = 1
+    """Shards of the inventory. Orders over several shards are not built yet, so anything but 1 refuses to start."""
+
+    ack: Literal["broker", "redis"] = "broker"
+    """What a 2xx waits for: `broker` = confirmed by the quorum queue; `redis` = decided by the script."""
+
+    run_leader: bool = True
+    """Whether a gateway stands as a candidate to lead the shards."""
+
+    hold_ttl_default_s: int = Field(900, ge=1, le=limits.TTL_SECONDS_MAX)
+    hold_ttl_max_s: int = Field(86_400, ge=1, le=limits.TTL_SECONDS_MAX)
+    hold_grace_ms: int = Field(30_000, ge=0, le=3_600_000)
+    """A hold is not due before the epoch has been open this long: an outage of ours does not eat a buyer's time."""
+
+    redis_timeout_ms: int = Field(2_000, ge=10, le=60_000)
+    mysql_timeout_ms: int = Field(5_000, ge=10, le=60_000)
+    amqp_timeout_ms: int = Field(5_000, ge=10, le=60_000)
+    amqp_heartbeat_s: int = Field(3, ge=1, le=15)
+    confirm_timeout_ms: int = Field(10_000, ge=100, le=60_000)
+    """A publish not confirmed by then makes the leader give up its connection, and with it the lock."""
+    answer_deadline_ms: int = Field(5_000, ge=100, le=120_000)
+    """From arrival to answer. After it the caller hears 503, `outcome: unknown` if the script may have run."""
+
+    unconfirmed_bytes_reserve_max: int = Field(64 * 1024 * 1024, ge=1024)
+    unconfirmed_bytes_settle_max: int = Field(96 * 1024 * 1024, ge=1024)
+    log_bytes_max: int = Field(256 * 1024 * 1024, ge=1024)
+    """Above this many bytes in the log, what is confirmed may be trimmed before it is applied."""
+    evict_after_s: int = Field(300, ge=0, le=86_400)
+    """How long a settled record stays in Redis after its last change; it also waits for MySQL to have it."""
+
+    mysql_pool_max: int = Field(8, ge=1, le=256)
+    http_connections_max: int = Field(2_048, ge=1)
+    shutdown_grace_s: int = Field(15, ge=1, le=300)
+    reconcile_interval_s: float = Field(5.0, ge=0.05)
+    in_flight_alarm_s: float = Field(10.0, ge=0.1)
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_json: bool = True
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = Field(0, ge=0, le=65_535)
+    """Port of `/metrics` and `/health/*` for processes without an HTTP API of their own; 0 = none."""
+    failpoints: str = ""
+    """Tests only: `name=kill|stop[@nth]`, comma-separated, see `kernel.failpoints`."""
+
+    @field_validator("shards")
+    @classmethod
+    def _one_shard(cls, shards: int) -> int:
+        if shards != 1:
+            raise ValueError(
+                "STOCKGATE_SHARDS must be 1: orders over several shards are not built yet, "
+                "and starting with more would let one order be taken in part"
+            )
+        return shards
+
+    def model_post_init(self, context: object, /) -> None:
+        """Check relations between settings that a single field cannot see."""
+        if self.unconfirmed_bytes_settle_max < self.unconfirmed_bytes_reserve_max:
+            raise ValueError("STOCKGATE_UNCONFIRMED_BYTES_SETTLE_MAX must not be below the bound for reserves")
+        if self.hold_ttl_default_s > self.hold_ttl_max_s:
+            raise ValueError("STOCKGATE_HOLD_TTL_DEFAULT_S must not exceed STOCKGATE_HOLD_TTL_MAX_S")
