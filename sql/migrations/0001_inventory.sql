@@ -147,10 +147,13 @@ CREATE TABLE inventory_parked_event (
     change_no INT NOT NULL,
     shard_no INT NOT NULL,
     seq BIGINT NOT NULL,
+    tenant VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    ref VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     payload MEDIUMBLOB NOT NULL,
     reason VARCHAR(500) NOT NULL,
     parked_ms BIGINT NOT NULL,
-    PRIMARY KEY (inventory_key, epoch, m, change_no)
+    PRIMARY KEY (inventory_key, epoch, m, change_no),
+    KEY inventory_parked_event_ref (tenant, ref)
 ) ENGINE = InnoDB;
 
 CREATE TABLE stale_event (
