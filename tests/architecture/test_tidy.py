@@ -77,9 +77,7 @@ def test_every_make_target_has_a_help_line() -> None:
     makefile = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert phony
-    without = [
-        t for t in phony[1].split() if not re.search(rf"^{t}:.*## \S", makefile, re.MULTILINE)
-    ]
+    without = [t for t in phony[1].split() if not re.search(rf"^{t}:.*## \S", makefile, re.MULTILINE)]
     assert not without
 
 
@@ -127,9 +125,7 @@ FORBIDDEN_CALLS = {
 
 @pytest.mark.parametrize("path", python_files(*FOLDERS), ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_forbidden_calls(path: Path) -> None:
-    found = [
-        f"line {n}: {c}: {FORBIDDEN_CALLS[c]}" for n, c, _ in calls(path) if c in FORBIDDEN_CALLS
-    ]
+    found = [f"line {n}: {c}: {FORBIDDEN_CALLS[c]}" for n, c, _ in calls(path) if c in FORBIDDEN_CALLS]
     assert not found, found
 
 
@@ -211,9 +207,7 @@ def without_comments(statement: str) -> str:
 @pytest.mark.parametrize("path", SQL_FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_sql_keeps_to_what_both_servers_do(path: Path) -> None:
     text = without_comments(path.read_text())
-    found = [
-        why for pattern, why in FORBIDDEN_SQL.items() if re.search(pattern, text, re.IGNORECASE)
-    ]
+    found = [why for pattern, why in FORBIDDEN_SQL.items() if re.search(pattern, text, re.IGNORECASE)]
     assert not found, found
 
 
@@ -225,14 +219,10 @@ def test_sql_keeps_to_what_both_servers_do(path: Path) -> None:
 def test_sql_statement_has_its_two_header_lines_and_is_used(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert len(lines) > 2
-    assert all(re.match(r"-- \S", line) for line in lines[:2]), (
-        "two lines: what it does; its index or lock"
-    )
+    assert all(re.match(r"-- \S", line) for line in lines[:2]), "two lines: what it does; its index or lock"
     statements = [s for s in without_comments(path.read_text()).split(";") if s.strip()]
     assert len(statements) == 1, "one statement to a file"
-    name = re.compile(
-        rf"[\"'/.]{re.escape(path.stem)}(\.sql)?\b|\b{re.escape(path.stem.upper())}\b"
-    )
+    name = re.compile(rf"[\"'/.]{re.escape(path.stem)}(\.sql)?\b|\b{re.escape(path.stem.upper())}\b")
     users = [p for p in python_files(*FOLDERS) if name.search(p.read_text())]
     assert users, f"no Python file names {path.stem}"
 
@@ -289,7 +279,5 @@ def test_lua_never_prints_numbers_through_a_double(path: Path) -> None:
 
 def test_every_test_folder_is_known() -> None:
     known = {"unit", "lua", "sql", "integration", "flow", "architecture", "model"}
-    found = {
-        path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/test_*.py")
-    }
+    found = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/test_*.py")}
     assert found <= known
