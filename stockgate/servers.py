@@ -11,7 +11,7 @@ import shutil
 import signal
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -523,8 +523,12 @@ class Servers:
         self.mariadb = MariaDBServer(run_dir)
         self.rabbitmq = RabbitServer(run_dir)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Server]:
         return iter((self.redis, self.mariadb, self.rabbitmq))
+
+    def addresses(self) -> dict[str, str]:
+        """The URLs with user and password, by the names of `stack.json`."""
+        return {"redis": self.redis.url, "mysql": self.mariadb.url, "amqp": self.rabbitmq.url}
 
     async def start(self) -> None:
         """Start all at once; if one fails the others are stopped again and its error is raised."""
