@@ -1,0 +1,6 @@
+-- Reads the quantities of some keys together with the shard's epoch, from one snapshot.
+-- One row of inventory_balance's primary key per key; no lock. A single row without a key means that none is known.
+SELECT s.epoch, b.inventory_key, b.available, b.reserved, b.sold, b.consumed, b.locked, b.seq, b.inventory_version, b.held
+FROM shard AS s
+LEFT JOIN inventory_balance AS b ON b.inventory_key IN %s
+WHERE s.shard_no = %s
