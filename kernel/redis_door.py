@@ -8,7 +8,7 @@ read that was cut short (time-out, cancellation) closes the connection, so that 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn, Self, cast
 
 from redis.asyncio.connection import Connection, parse_url
 from redis.asyncio.retry import Retry
@@ -196,7 +196,7 @@ class RedisDoor:
         call.sent = self._reply_owed = True
         await connection.send_packed_command([packed], check_health=False)
         try:
-            reply: Any = await connection.read_response(disable_decoding=True)
+            reply = cast("Any", await connection.read_response(disable_decoding=True))
         except ResponseError:
             self._reply_owed = False
             raise
@@ -230,7 +230,7 @@ class Subscription:
         try:
             while True:
                 # None = nothing within the limit; what had come in part is kept for the next read.
-                reply: Any = await self._connection.read_response(disable_decoding=True, timeout=limit_s)
+                reply = cast("Any", await self._connection.read_response(disable_decoding=True, timeout=limit_s))
                 if reply is None:
                     if asked:
                         await self._connection.disconnect(nowait=True)
