@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from stockgate.passwords import Passwords
@@ -312,26 +313,30 @@ class MariaDBServer(Server):
     async def _install(self) -> None:
         shutil.rmtree(self.data_dir, ignore_errors=True)
         install = Child("mariadb-install-db", self.log_path)
-        install.spawn(
-            [
-                find_program("mariadb-install-db"),
-                "--no-defaults",
-                f"--datadir={self.data_dir}",
-                "--auth-root-authentication-method=normal",
-                "--skip-test-db",
-                "--skip-name-resolve",
-                # Nothing is lost if this is cut short: then it begins anew.
-                "--innodb-flush-log-at-trx-commit=0",
-                "--innodb-log-file-size=128M",
-                *(["--user=root"] if os.getuid() == 0 else []),
-            ],
-            cwd=self.directory,
-        )
-        try:
-            if await install.wait() != 0:
-                raise ServerError(f"mariadb-install-db failed:\n{log_tail(self.log_path)}")
-        finally:
-            await install.kill()
+        # The script does not quote the path everywhere: it gets one that surely has no spaces.
+        with TemporaryDirectory(prefix="stockgate-") as aside:
+            plain = Path(aside) / "mariadb"
+            plain.symlink_to(self.directory)
+            install.spawn(
+                [
+                    find_program("mariadb-install-db"),
+                    "--no-defaults",
+                    f"--datadir={plain / self.data_dir.name}",
+                    "--auth-root-authentication-method=normal",
+                    "--skip-test-db",
+                    "--skip-name-resolve",
+                    # Nothing is lost if this is cut short: then it begins anew.
+                    "--innodb-flush-log-at-trx-commit=0",
+                    "--innodb-log-file-size=128M",
+                    *(["--user=root"] if os.getuid() == 0 else []),
+                ],
+                cwd=self.directory,
+            )
+            try:
+                if await install.wait() != 0:
+                    raise ServerError(f"mariadb-install-db failed:\n{log_tail(self.log_path)}")
+            finally:
+                await install.kill()
         (self.directory / "installed").touch()
 
     def _command(self) -> list[str]:
