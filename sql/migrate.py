@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from kernel.mysql_door import Database, Statement, Transaction
-
 import sql
 from kernel.clock import SYSTEM_CLOCK, Clock
 from kernel.errors import StockgateError
+from kernel.mysql_door import Database, Statement, Transaction
 from kernel.settings import Settings
 
 LOCK_WAIT_S = 60.0

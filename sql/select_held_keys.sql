@@ -1,0 +1,7 @@
+-- Reads the keys that are held until an operator has looked at them; parameters are the shard and a limit.
+-- Index inventory_balance_held; takes no lock.
+SELECT inventory_key
+FROM inventory_balance
+WHERE shard_no = %s AND held = 1
+ORDER BY inventory_key
+LIMIT %s
