@@ -233,7 +233,28 @@ LUA_FILES = sorted((ROOT / "lua").rglob("*.lua"))
 
 
 LUA_READS = frozenset(
-    "GET MGET STRLEN HGET HMGET HGETALL HEXISTS HLEN EXISTS SISMEMBER SMISMEMBER SCARD XRANGE XREVRANGE XLEN ZRANGE ZSCORE ZCARD TYPE TIME".split()
+    [
+        "GET",
+        "MGET",
+        "STRLEN",
+        "HGET",
+        "HMGET",
+        "HGETALL",
+        "HEXISTS",
+        "HLEN",
+        "EXISTS",
+        "SISMEMBER",
+        "SMISMEMBER",
+        "SCARD",
+        "XRANGE",
+        "XREVRANGE",
+        "XLEN",
+        "ZRANGE",
+        "ZSCORE",
+        "ZCARD",
+        "TYPE",
+        "TIME",
+    ]
 )
 
 
