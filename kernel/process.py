@@ -1,0 +1,28 @@
+"""How every process of ours runs: uvloop, failpoints armed, SIGTERM and SIGINT as an event that asks it to end."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from kernel import failpoints
+from kernel.settings import Settings
+
+
+def run_until_signal(main: Callable[[asyncio.Event], Awaitable[int]], settings: Settings) -> int:
+    """Run `main` and return its exit code. The event it is given is set by SIGTERM or SIGINT; it then drains and returns.
+
+    A second signal does not hurry it: draining has its own limits, and a kill is as safe. Raises what `main` raises.
+    """
+    failpoints.arm(settings.failpoints)
+
+    async def until_signal() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        return await main(stop)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(until_signal())
