@@ -1,0 +1,87 @@
+"""What must hold in every state, and what a settled one is."""
+
+from tests.model.protocol import Protocol
+from tests.model.state import Kind, Quantities, Space, State
+
+_GIVES_BACK: tuple[Kind, ...] = ("release", "return")
+
+
+def broken(protocol: Protocol, state: State) -> str | None:
+    """The invariant that does not hold in this state, in words."""
+    sql = state.mysql
+    if sql.alarm:
+        return f"the worker stops: {sql.alarm}"
+    units = protocol.configuration.units
+    alive = [order for order in range(len(state.clients)) if _alive(protocol, state, order)]
+    if len(alive) > units:
+        return f"oversold: orders {alive} were promised {units} unit"
+    if _total(sql.quantities) != units or min(sql.quantities) < 0:
+        return f"MySQL's quantities are wrong: {sql.quantities}"
+    for space in state.redis.spaces:
+        if space.opened and (_total(space.quantities) != units or min(space.quantities) < 0):
+            return f"Redis' quantities are wrong: {space.quantities}"
+    for order, kind in state.refused:
+        if any((event.order, event.kind) == (order, kind) for event in sql.ledger):
+            return f"{kind} of order {order} was refused and has a ledger row"
+    return _lost(protocol, state)
+
+
+def settled(protocol: Protocol, state: State) -> bool:
+    """Nobody waits, nothing is under way, the shard decides, and both stores agree."""
+    sql = state.mysql
+    if state.requests or state.queue or state.late or state.delivered_twice or not sql.hot:
+        return False
+    done = all(
+        client.at == len(program)
+        for client, program in zip(state.clients, protocol.configuration.programs, strict=True)
+    )
+    leads = any(leader.stage == "relay" and leader.connected and not leader.wire for leader in state.leaders)
+    rows = sorted((event.order, event.kind) for event in sql.ledger)
+    return (
+        done
+        and leads
+        and all(rows.count(answer) == 1 for answer in state.answered)
+        and any(space.epoch == sql.epoch and not space.fenced and _agrees(space, state) for space in state.redis.spaces)
+    )
+
+
+def _alive(protocol: Protocol, state: State, order: int) -> bool:
+    """Promised, and the client has not begun to give it back."""
+    client = state.clients[order]
+    program = protocol.configuration.programs[order]
+    asked = program[: client.at + (client.waits or client.attempt > 0)]
+    return (order, "reserve") in state.answered and not any(kind in asked for kind in _GIVES_BACK)
+
+
+def _total(quantities: Quantities) -> int:
+    return sum(quantities)
+
+
+def _lost(protocol: Protocol, state: State) -> str | None:
+    """Every change answered with 2xx has its one row, or will have it from the queue alone."""
+    ledger = state.mysql.ledger
+    rows = [(event.order, event.kind) for event in ledger]
+    if all(answer in rows for answer in state.answered):
+        return None
+    if state.purged:
+        return None  # a queue that loses messages is made whole from Redis: see `settled`
+    drained = protocol.drained(state.mysql, state.queue)
+    if drained.alarm:
+        return f"the queue holds what stops the worker: {drained.alarm}"
+    rows = [(event.order, event.kind) for event in drained.ledger]
+    for order, kind in state.answered:
+        if (order, kind) not in rows:
+            return f"lost: {kind} of order {order} was answered 2xx"
+    return None
+
+
+def _agrees(space: Space, state: State) -> bool:
+    sql = state.mysql
+    return space.last == sql.applied_m and (
+        not space.opened
+        or (
+            space.quantities == sql.quantities
+            and space.seq == len(sql.ledger)
+            and all(line is None or line.kind == kind for line, kind in zip(space.orders, sql.lines, strict=True))
+        )
+    )
