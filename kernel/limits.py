@@ -19,6 +19,8 @@ QUERY_KEYS_MAX: Final = 500
 BODY_BYTES_MAX: Final = 256 * 1024
 OPERATIONS_BODY_BYTES_MAX: Final = 1024 * 1024
 TTL_SECONDS_MAX: Final = 30 * 24 * 3600
+# From the first byte of the request's head to the last of its body.
+BODY_READ_MS_MAX: Final = 10_000
 
 # Lua keeps numbers as doubles; everything that can be summed stays far below the exact range.
 EXACT_INTEGER_MAX: Final = 2**53 - 1
