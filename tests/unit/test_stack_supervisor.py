@@ -138,6 +138,8 @@ async def test_describes_itself_and_stops_everything(tmp_path: Path) -> None:
 async def test_killing_a_gateway_refuses_nobody_and_it_comes_back(tmp_path: Path) -> None:
     async with running(tmp_path / "run") as stack:
         before = stack.pids()
+        log = tmp_path / "run" / "log" / "gateway-1.log"
+        await until(lambda: "speaks" in log.read_text())
         os.kill(before["gateway-1"], signal.SIGKILL)
         for _ in range(100):
             status, _ = await http_get(stack.port, "/health/ready")
