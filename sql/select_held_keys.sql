@@ -2,6 +2,6 @@
 -- Index inventory_balance_held; takes no lock.
 SELECT inventory_key
 FROM inventory_balance
-WHERE shard_no = %s AND held = 1
+WHERE shard_no = %s AND held > 0
 ORDER BY inventory_key
 LIMIT %s
