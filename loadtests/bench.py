@@ -163,7 +163,10 @@ async def measure(arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any
         async with baseline("seed", seed_environment) as seed_url, baseline("constant", {}) as constant_url:
             for number in range(arguments.rounds):
                 for spread in ("spread", "hot"):
-                    shape = {"KEYS": str(arguments.keys if spread == "spread" else 1), "RUN": f"{run}{number}{spread[0]}"}
+                    shape = {
+                        "KEYS": str(arguments.keys if spread == "spread" else 1),
+                        "RUN": f"{run}{number}{spread[0]}",
+                    }
                     for target, url, extra in (
                         ("seed", seed_url, {"KEY_PREFIX": "k"}),
                         ("stockgate", description["gateway"], {"KEY_PREFIX": prefix, "AUTH": keys["orders"]}),
@@ -210,7 +213,9 @@ def main() -> int:
     else:
         for target, value in result["medians_per_s"].items():
             print(f"{target:18} {value:9,}/s (median of {arguments.rounds} rounds)")
-        print(f"ack={result['ack']}: {result['ratio_spread']} × seed over {arguments.keys} keys, {result['ratio_hot']} × on one key")
+        print(
+            f"ack={result['ack']}: {result['ratio_spread']} × seed over {arguments.keys} keys, {result['ratio_hot']} × on one key"
+        )
         print(f"audit {result['audit']}, {result['errors']} errors")
     return 0 if result["audit"] == "ok" and result["errors"] == 0 else 1
 

@@ -28,6 +28,8 @@ class OrderHistory:
     held_until: float | None = None
     unknown: list[str] = field(default_factory=list[str])
     """Calls whose outcome stayed unknown to the end of their deadline."""
+    unexecuted: list[str] = field(default_factory=list[str])
+    """Calls that certainly did nothing before their deadline."""
     abandoned: bool = False
     """The hold was left to expire."""
 

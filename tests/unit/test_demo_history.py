@@ -11,7 +11,9 @@ def test_a_consistent_history_has_no_findings() -> None:
         "b": OrderHistory({"k": 1}, refused="INSUFFICIENT_STOCK"),
         "c": OrderHistory({"k": 1}, reserved=True, released=True, held_from=0.0, held_until=0.5),
     }
-    verdict = judge(orders, {"a": {"k": "CONFIRMED"}, "b": None, "c": {"k": "RELEASED"}}, {"k": 2}, {"k": balance(0, sold=2)})
+    verdict = judge(
+        orders, {"a": {"k": "CONFIRMED"}, "b": None, "c": {"k": "RELEASED"}}, {"k": 2}, {"k": balance(0, sold=2)}
+    )
     assert (verdict.lost, verdict.oversold, verdict.wrong) == ([], [], [])
 
 

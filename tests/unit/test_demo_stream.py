@@ -20,7 +20,7 @@ def test_a_stream_is_the_same_for_the_same_seed_and_asks_for_more_than_there_is(
     assert {order.fate for order in one.orders} == set(Fate)
     assert all(1 <= len(order.lines) <= 5 for order in one.orders)
     assert all(len({key for key, _ in order.lines}) == len(order.lines) for order in one.orders)
-    demand = {key: 0 for key in one.stock}
+    demand = dict.fromkeys(one.stock, 0)
     for order in one.orders:
         for key, qty in order.lines:
             demand[key] += qty

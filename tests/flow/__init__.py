@@ -1,0 +1,1 @@
+"""The whole system in processes of its own: crashes, pauses and restarts, judged from the callers' history."""
