@@ -41,7 +41,8 @@ find_python() {
   for candidate in "${PYTHON:-}" python3.11 /usr/bin/python3.11 python3 /usr/bin/python3 python3.12 python3.13; do
     [ -n "$candidate" ] || continue
     if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
-      "$candidate" -c 'import sys; print(sys.executable)'
+      # Not an environment's own link to it, least of all the one in .venv that is to be replaced.
+      "$candidate" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))'
       return 0
     fi
   done
