@@ -1,6 +1,6 @@
 """Failures of a store, translated once at each driver's door. Refusals of the domain are values, never exceptions."""
 
-# ruff: noqa: N818 - `except StoreUnavailable` says what is the case; a suffix would only repeat that it is an error.
+
 
 from typing import Literal
 
