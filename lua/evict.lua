@@ -36,5 +36,5 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[3], 'L
 end
 redis.call('HSET', KEYS[1], 'evicted_m', digits(evicted_m))
 for _, member in ipairs(evicted) do redis.call('UNLINK', prefix .. member) end
-send('ZREM', KEYS[2], evicted)
+send('ZREM', KEYS[2], evicted, #evicted)
 return #evicted

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Fences an epoch, so that nothing is decided in it any more, or opens it. A fence raises the term: a leader that closes
--- what it could not take over locks its predecessors out with it. To open it the head must have been taken over.
+-- Fences an epoch, so that nothing is decided in it any more, or opens it. A fence raises the term: a leader that
+-- closes what it could not take over locks its predecessors out with it. To open it the head must have been taken over.
 -- KEYS[1] head
 -- ARGV[1] term of the leader  ARGV[2] 1 = fence, 0 = unfence
 -- Returns 0, -1 without a head, -3 under a later term, and for opening under any other.

@@ -30,7 +30,7 @@ local function load_order(name, order)
     arguments[2 * position + 1], arguments[2 * position + 2] = line_field(position), pack(line)
     open = open or line[LINE_STATE] == STATE.RESERVED
   end
-  send('HSET', name, arguments)
+  send('HSET', name, arguments, #arguments)
   local member = 'o:' .. order[1] .. '/' .. order[2]
   if open then redis.call('ZADD', KEYS[2], digits(order[4]), member) else redis.call('ZADD', KEYS[3], now, member) end
 end

@@ -10,20 +10,30 @@ local walked_lines = 0
 -- A hold is not due before the epoch has been open for the grace time: an outage of ours eats no buyer's time.
 local grace_until_ms = head.opened_ms + head.grace_ms
 local function effective_due_ms(order)
-  return order.due_ms > grace_until_ms and order.due_ms or grace_until_ms
+  local due_ms = order.h[H_DUE_MS]
+  return due_ms > grace_until_ms and due_ms or grace_until_ms
 end
 
 local function order_view(order)
-  local lines = order.lines
-  return { effective_due_ms(order), order.buyer_id, { unpack(lines) } }
+  return { effective_due_ms(order), order.h[H_BUYER_ID], order.lines }
 end
 
 -- An answer that tells how an order stands waits for the entry that brought it there.
 local function order_answer(outcome, replay, order, detail)
-  return { outcome, replay, order.m > head.confirmed_m and 1 or 0, detail or order_view(order) }
+  return { outcome, replay, order.h[H_M] > head.confirmed_m and 1 or 0, detail or order_view(order) }
+end
+
+-- 1 … count; most orders have one line, and the list is never altered.
+local FIRST_ALONE = { 1 }
+local function all_positions(count)
+  if count == 1 then return FIRST_ALONE end
+  local positions = {}
+  for position = 1, count do positions[position] = position end
+  return positions
 end
 
 local function lines_at(order, positions)
+  if #positions == #order.lines then return order.lines end
   local lines = {}
   for i = 1, #positions do lines[i] = order.lines[positions[i]] end
   return lines
@@ -54,9 +64,11 @@ end
 
 -- RESERVE of an order that is known: only its own repeat may pass.
 local function repeat_reserve(order, op)
-  local buyer_id = op[BUYER_ID]
-  local other_buyer = buyer_id ~= '' and order.buyer_id ~= '' and buyer_id ~= order.buyer_id
-  if other_buyer or op[FINGERPRINT] ~= order.fingerprint then return order_answer(OUTCOME.ORDER_CONFLICT, 0, order) end
+  local buyer_id, known_buyer_id = op[BUYER_ID], order.h[H_BUYER_ID]
+  local other_buyer = buyer_id ~= '' and known_buyer_id ~= '' and buyer_id ~= known_buyer_id
+  if other_buyer or op[FINGERPRINT] ~= order.h[H_FINGERPRINT] then
+    return order_answer(OUTCOME.ORDER_CONFLICT, 0, order)
+  end
   if order.open == 0 then return order_answer(OUTCOME.ORDER_CLOSED, 0, order) end
   return order_answer(OUTCOME.DONE, 1, order)
 end
@@ -83,25 +95,23 @@ local function new_reserve(op, member)
   local outcome, detail = hindrance(MOVE.RESERVE, lines)
   if outcome then return answer(outcome, detail) end
 
-  local positions = {}
-  for position = 1, #lines do positions[position] = position end
-  local order = { member = member, fingerprint = op[FINGERPRINT], due_ms = now_ms + op[TTL_MS],
-    buyer_id = op[BUYER_ID], created_ms = now_ms, lines = lines, open = 0, was_open = false }
+  local h = { op[FINGERPRINT], now_ms + op[TTL_MS], op[BUYER_ID], now_ms, #lines, 0 }
+  local order = order_working_copy(member, h, lines, 0)
   orders[member] = order
-  move_lines(order, positions, MOVE.RESERVE, op, op[REASON], op[ACTOR])
+  move_lines(order, all_positions(#lines), MOVE.RESERVE, op, op[REASON], op[ACTOR])
   return order_answer(OUTCOME.DONE, 0, order)
 end
 
 -- Positions of the lines an operation is about, or nil and the keys that the order does not have.
 local function named_positions(order, op)
+  if #op[LINES] == 0 then return all_positions(#order.lines) end
   local named, positions = {}, {}
   for _, line in ipairs(op[LINES]) do named[line[LINE_KEY]] = true end
-  local all = next(named) == nil
   for position = 1, #order.lines do
     local key = order.lines[position][LINE_KEY]
-    if all or named[key] ~= nil then
+    if named[key] ~= nil then
       positions[#positions + 1] = position
-      if not all then named[key] = false end
+      named[key] = false
     end
   end
   local unknown = {}
@@ -164,12 +174,13 @@ local function extend_order(order, op)
     for i, line in ipairs(order.lines) do obstacles[i] = { line[LINE_KEY], line[LINE_STATE], line[LINE_REASON] } end
     return blocked(order, MOVE.EXTEND, obstacles)
   end
-  local due_ms, due_before_ms = now_ms + op[TTL_MS], order.due_ms
+  local h = order.h
+  local due_ms, due_before_ms = now_ms + op[TTL_MS], h[H_DUE_MS]
   if due_ms <= effective_due_ms(order) then return order_answer(OUTCOME.DONE, 1, order) end
-  order.due_ms = due_ms
+  h[H_DUE_MS] = due_ms
   local outcome, detail = try_move(order, positions, MOVE.EXTEND, op, op[REASON], op[ACTOR])
   if outcome then
-    order.due_ms = due_before_ms
+    h[H_DUE_MS] = due_before_ms
     return answer(outcome, detail)
   end
   return order_answer(OUTCOME.DONE, 0, order)

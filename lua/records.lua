@@ -19,6 +19,7 @@ local function unpack_array(text, types)
   return value
 end
 
+local H_FINGERPRINT, H_DUE_MS, H_BUYER_ID, H_CREATED_MS, H_LINE_COUNT, H_M = 1, 2, 3, 4, 5, 6
 local ORDER_TYPES = { 'string', 'number', 'string', 'number', 'number', 'number' }
 local LINE_TYPES = { 'string', 'number', 'number', 'string', 'number', 'number' }
 local REQUEST_TYPES = { 'string', 'number', 'number', 'table' }
@@ -28,13 +29,11 @@ local LINE_FIELDS = {}
 for position = 1, 8 do LINE_FIELDS[position] = string.format('l:%d', position) end
 local function line_field(position) return LINE_FIELDS[position] or string.format('l:%d', position) end
 
--- Sends one command about one name with any number of arguments: unpack() and the C stack bound a single call.
--- `send_chunk` is even, so that pairs stay together.
-local SEND_CHUNK = 1000
-local function send(command, name, arguments)
-  local count = #arguments
-  for first = 1, count, SEND_CHUNK do
-    local last = first + SEND_CHUNK - 1
-    redis.call(command, name, unpack(arguments, first, last < count and last or count))
+-- Sends one command about one name with the first `count` of many arguments, in several pieces if need be: unpack() and
+-- the C stack bound a single call. The pieces are even, so that pairs stay together.
+local SEND_MAX = 1000
+local function send(command, name, arguments, count)
+  for first = 1, count, SEND_MAX do
+    redis.call(command, name, unpack(arguments, first, math.min(first + SEND_MAX - 1, count)))
   end
 end

@@ -9,44 +9,48 @@ local next_m = head.m + 1
 
 -- read ----------------------------------------------------------------------------------------------------
 
--- A key's working copy: seven numbers, `frozen`, and `trouble`: the outcome that forbids to change it, if any.
+-- A key's working copy, see read_balance. `trouble` is the outcome that forbids to change it, if any.
 local function balance_of(key)
   local balance = balances[key]
   if balance then return balance end
-  local name = prefix .. 'k:' .. key
   local state
-  balance, state = read_balance(name)
+  balance, state = read_balance(prefix .. 'k:' .. key, key)
   if balance then
     if balance.frozen then balance.trouble = OUTCOME.KEY_FROZEN end
   elseif state == 'absent' and redis.pcall('SISMEMBER', names.opened, key) == 0 then
-    balance = { trouble = OUTCOME.NOT_LOADED }
+    balance = { key = key, trouble = OUTCOME.NOT_LOADED }
   else
-    balance = { trouble = OUTCOME.LOST }
+    balance = { key = key, trouble = OUTCOME.LOST }
   end
-  balance.key, balance.name = key, name
   balances[key] = balance
   return balance
 end
 
 local LOST_RECORD = { lost = true }
 
-local function decode_order(stored)
+-- h: the record's header, see records.lua. `lines` and the lines in it are replaced, never altered, so that results can
+-- share them. touched: false, ALL, or the set of the positions to be written.
+local ALL = true
+local function order_working_copy(member, h, lines, open)
+  return { member = member, h = h, lines = lines, open = open, was_open = open > 0, touched = false }
+end
+
+local function decode_order(member, stored)
   local fields = {}
   for i = 1, #stored, 2 do fields[stored[i]] = stored[i + 1] end
   local h = unpack_array(fields.h, ORDER_TYPES)
   if not h then return LOST_RECORD end
   local lines, open = {}, 0
-  for position = 1, h[5] do
+  for position = 1, h[H_LINE_COUNT] do
     local line = unpack_array(fields[line_field(position)], LINE_TYPES)
     if not line then return LOST_RECORD end
     if line[LINE_STATE] == STATE.RESERVED then open = open + 1 end
     lines[position] = line
   end
-  return { fingerprint = h[1], due_ms = h[2], buyer_id = h[3], created_ms = h[4], m = h[6], lines = lines, open = open,
-    was_open = open > 0 }
+  return order_working_copy(member, h, lines, open)
 end
 
--- An order's working copy, nil where Redis has none. Its lines are replaced, never altered: results share them.
+-- An order's working copy, nil where Redis has none.
 local function order_of(member)
   local order = orders[member]
   if order == nil then
@@ -56,8 +60,7 @@ local function order_of(member)
     elseif #stored == 0 then
       order = false
     else
-      order = decode_order(stored)
-      order.member = member
+      order = decode_order(member, stored)
     end
     orders[member] = order
   end
@@ -97,14 +100,14 @@ end
 -- To hold less than was moved there before is damage, not shortage: only RESERVE can come short.
 local function hindrance(kind, lines)
   local taken_from = RULES[kind].taken_from
-  local worst, keys, short = 0, nil, nil
+  local worst, keys, short, count = 0, nil, nil, #lines
   check_no = check_no + 1
-  for i = 1, #lines do
+  for i = 1, count do
     local line = lines[i]
     local balance = balance_of(line[LINE_KEY])
     local trouble = balance.trouble
-    if not trouble and taken_from then
-      local asked = asked_of(balance, line[LINE_QTY])
+    if taken_from and not trouble then
+      local asked = count > 1 and asked_of(balance, line[LINE_QTY]) or line[LINE_QTY]
       if asked > balance[taken_from] then
         if kind == MOVE.RESERVE then
           short = short or {}
@@ -143,29 +146,35 @@ local function change_balance(balance, signs, qty, state, position)
     d_locked, available, reserved, sold, consumed, locked }
 end
 
+local function touch(order, positions)
+  if not order.touched then changed_orders[#changed_orders + 1] = order end
+  if #positions == #order.lines then
+    order.touched = ALL
+  elseif order.touched ~= ALL then
+    order.touched = order.touched or {}
+    for i = 1, #positions do order.touched[positions[i]] = true end
+  end
+end
+
 -- Moves the lines at these positions and records one change. The caller has heard of no hindrance.
 local function move_lines(order, positions, kind, op, reason, actor)
-  local rule, lines, events = RULES[kind], order.lines, {}
+  touch(order, positions)
+  local rule, count, h, before, events = RULES[kind], #positions, order.h, order.lines, {}
   local signs, target = rule.signs, rule.target
-  local touched = order.touched
-  if not touched then
-    touched = {}
-    order.touched = touched
-    changed_orders[#changed_orders + 1] = order
-  end
-  for i = 1, #positions do
+  local lines = count < #before and { unpack(before) } or {}
+  for i = 1, count do
     local position = positions[i]
-    local line = lines[position]
-    local balance = balances[line[LINE_KEY]]
-    events[i] = change_balance(balance, signs, line[LINE_QTY], target, position)
-    lines[position] = { line[LINE_KEY], line[LINE_QTY], target, reason, epoch, balance[SEQ] }
-    touched[position] = true
+    local line = before[position]
+    local key, qty = line[LINE_KEY], line[LINE_QTY]
+    local balance = balances[key]
+    events[i] = change_balance(balance, signs, qty, target, position)
+    lines[position] = { key, qty, target, reason, epoch, balance[SEQ] }
   end
-  if rule.source == STATE.RESERVED then order.open = order.open - #positions end
-  if target == STATE.RESERVED then order.open = order.open + #positions end
-  order.m = next_m
-  changes[#changes + 1] = { kind, op[TENANT], op[REF], now_ms, op[TRACE_ID], actor, reason, order.fingerprint,
-    order.due_ms, order.buyer_id, #lines, order.open, order.created_ms, events }
+  if rule.source == STATE.RESERVED then order.open = order.open - count end
+  if target == STATE.RESERVED then order.open = order.open + count end
+  order.lines, h[H_M] = lines, next_m
+  changes[#changes + 1] = { kind, op[TENANT], op[REF], now_ms, op[TRACE_ID], actor, reason, h[H_FINGERPRINT],
+    h[H_DUE_MS], h[H_BUYER_ID], h[H_LINE_COUNT], order.open, h[H_CREATED_MS], events }
 end
 
 -- An operator's change of one balance: version and seq move, the request is remembered with what came of it.
@@ -183,26 +192,33 @@ end
 
 -- write ----------------------------------------------------------------------------------------------------
 
+-- Arguments are gathered in one table for all commands: 256 that grow would cost more than the commands.
+local arguments = {}
+
 local function write_balance(balance)
-  local arguments, stored, count = {}, balance.stored, 0
+  local stored, count = balance.stored, 0
   for i = AVAILABLE, VERSION do
-    if balance[i] ~= stored[i] then
-      arguments[count + 1], arguments[count + 2] = BALANCE_FIELDS[i], digits(balance[i])
+    local number = balance[i]
+    if number ~= stored[i] then
+      arguments[count + 1], arguments[count + 2] = BALANCE_FIELDS[i], format('%d', number)
       count = count + 2
     end
   end
-  redis.call('HSET', balance.name, unpack(arguments))
+  redis.call('HSET', balance.name, unpack(arguments, 1, count))
 end
 
 local function write_order(order)
   local lines = order.lines
-  local h = { order.fingerprint, order.due_ms, order.buyer_id, order.created_ms, #lines, order.m }
-  local arguments, count = { 'h', pack(h) }, 2
-  for position in pairs(order.touched) do
-    arguments[count + 1], arguments[count + 2] = line_field(position), pack(lines[position])
-    count = count + 2
+  arguments[1] = 'h'
+  arguments[2] = pack(order.h)
+  local count = 2
+  for position = 1, #lines do
+    if order.touched == ALL or order.touched[position] then
+      arguments[count + 1], arguments[count + 2] = line_field(position), pack(lines[position])
+      count = count + 2
+    end
   end
-  send('HSET', prefix .. order.member, arguments)
+  send('HSET', prefix .. order.member, arguments, count)
 end
 
 -- One entry for the whole call, then what it says. XADD comes first: it alone could fail, on a log that is damaged.
@@ -221,7 +237,7 @@ local function write_all()
     local order = changed_orders[i]
     write_order(order)
     if order.open > 0 then
-      due[#due + 1], due[#due + 2] = digits(order.due_ms), order.member
+      due[#due + 1], due[#due + 2] = digits(order.h[H_DUE_MS]), order.member
     else
       settled[#settled + 1], settled[#settled + 2] = now, order.member
       if order.was_open then ended[#ended + 1] = order.member end
@@ -233,7 +249,7 @@ local function write_all()
       pack({ request.fingerprint, request.kind, request.m, request.view }))
     settled[#settled + 1], settled[#settled + 2] = now, request.member
   end
-  send('ZADD', names.due, due)
-  send('ZREM', names.due, ended)
-  send('ZADD', names.settled, settled)
+  send('ZADD', names.due, due, #due)
+  send('ZREM', names.due, ended, #ended)
+  send('ZADD', names.settled, settled, #settled)
 end
