@@ -28,11 +28,11 @@ from inventory.sequence import (
     Taken,
     arrange,
 )
-from inventory.tables import BalanceRow, Facts, LineRow, OrderName, OrderRow, Row, Touched, touched
+from inventory.tables import BalanceRow, Facts, LineRow, OrderName, OrderRow, Tables, Touched, touched
 from kernel.clock import Clock
 from kernel.errors import Retryable, StatementError, StockgateError
 from kernel.failpoints import hit
-from kernel.mysql_door import Database, Statement, Transaction
+from kernel.mysql_door import Database, Transaction
 
 LIST_MAX: Final = 900
 """Names in one `IN`: MariaDB turns longer lists into a subquery."""
@@ -145,7 +145,8 @@ async def _try(database: Database, batch: Batch, clock: Clock, events: int | Non
                 arrangement.taken = list(_first_events(arrangement.taken, events))
             facts = await read_facts(transaction, arrangement)
             try:
-                await _write_events(transaction, plan(row, arrangement, facts, clock.now_ms(), batch.proven))
+                planned = plan(row, arrangement, facts, clock.now_ms(), batch.proven)
+                await write_tables(transaction, planned.tables)
             except Retryable:
                 raise
             except (StatementError, *DRIVER_REFUSALS) as refusal:
@@ -210,7 +211,7 @@ async def read_touched(transaction: Transaction, names: Touched) -> Facts:
 
 async def write_plan(transaction: Transaction, planned: Plan, clock: Clock) -> None:
     """Write all that a plan says. Raises what the door raises; then nothing of it may be committed."""
-    await _write_events(transaction, planned)
+    await write_tables(transaction, planned.tables)
     await transaction.execute_many(_INSERT_PARKED, planned.parked)
     now_ms = clock.now_ms()
     shard_no = planned.shard.shard_no
@@ -224,20 +225,16 @@ async def write_plan(transaction: Transaction, planned: Plan, clock: Clock) -> N
     await update_shard(transaction, shard)
 
 
-async def _write_events(transaction: Transaction, planned: Plan) -> None:
-    for statement, rows in _event_writes(planned):
-        if rows:
-            await transaction.execute_many(statement, rows)
-
-
-def _event_writes(planned: Plan) -> Iterable[tuple[Statement, list[Row]]]:
-    return (
-        (_INSERT_LEDGER, planned.ledger),
-        (_UPSERT_ORDER, planned.orders),
-        (_UPSERT_LINE, planned.lines),
-        (_INSERT_REQUEST, planned.requests),
-        (_UPSERT_BALANCE, planned.balances),
-    )
+async def write_tables(transaction: Transaction, tables: Tables) -> None:
+    """Write what was applied in a working copy. Raises what the door raises; then nothing of it may be committed."""
+    for statement, rows in (
+        (_INSERT_LEDGER, tables.ledger_rows),
+        (_UPSERT_ORDER, tables.order_rows),
+        (_UPSERT_LINE, tables.line_rows),
+        (_INSERT_REQUEST, tables.request_rows),
+        (_UPSERT_BALANCE, tables.balance_rows),
+    ):
+        await transaction.execute_many(statement, rows)
 
 
 async def update_shard(transaction: Transaction, shard: LockedShard) -> None:

@@ -38,16 +38,13 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass(slots=True)
 class Plan:
-    """Everything that one transaction writes, and what follows once it is committed. Rows are in primary-key order."""
+    """Everything that one transaction writes, and what follows once it is committed."""
 
     shard: LockedShard
     verdicts: Sequence[Verdict]
     memory: GapMemory
-    ledger: list[Row]
-    orders: list[Row]
-    lines: list[Row]
-    requests: list[Row]
-    balances: list[Row]
+    tables: Tables
+    """What was applied, as rows."""
     parked: list[Row]
     stale: list[StaleEntry]
     newly_held: list[tuple[str, str]]
@@ -143,11 +140,7 @@ def plan(
         shard=shard,
         verdicts=arrangement.verdicts,
         memory=arrangement.memory,
-        ledger=tables.ledger_rows,
-        orders=tables.order_rows,
-        lines=tables.line_rows,
-        requests=tables.request_rows,
-        balances=tables.balance_rows,
+        tables=tables,
         parked=parking.rows(),
         stale=[
             entry
