@@ -1,0 +1,221 @@
+"""The leader of a shard: candidate, lock, term, reign.
+
+The lock is an exclusive queue on the very connection that publishes. Whatever is in doubt, the connection is dropped, the
+lock with it, and this process stands as a candidate again; the term it draws next makes harmless what is still under way.
+A candidate that cannot reach Redis leaves the lock to others.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final, NamedTuple, cast
+
+from structlog.typing import FilteringBoundLogger
+
+from inventory.epochs import Steps
+from inventory.head import Head, LeadershipLost
+from inventory.hot_path import HotPath
+from inventory.loading import Loader
+from inventory.reign import Doors, Reign
+from inventory.shard_row import LeaderRow, read_row
+from inventory.shard_state import ShardWatch
+from kernel import failpoints, limits
+from kernel.amqp_door import Publisher
+from kernel.amqp_topology import leader_lock
+from kernel.clock import SYSTEM_CLOCK, Clock
+from kernel.errors import StoreUnavailable
+from kernel.logs import get_logger
+from kernel.metrics import Metrics
+from kernel.mysql_door import Database
+from kernel.redis_door import RedisDoor
+from kernel.redis_keys import EpochKeys
+from kernel.settings import Settings
+
+LOCK_PAUSE_S: Final = (0.1, 0.3)
+"""A candidate asks for the lock after a pause drawn from here, so that several do not ask in step."""
+START_ANEW_PAUSE_S: Final = (0.1, 0.5)
+RESIGN_LIMIT_S: Final = 2.0
+"""A leader that is asked to end waits so long for what it has published to be confirmed and named."""
+
+
+class LeaderStatus(NamedTuple):
+    """What this process is to the shard now. `term` and `epoch` are 0 where it does not lead."""
+
+    leading: bool
+    term: int
+    epoch: int
+
+
+class Leader:
+    """One shard's candidate in this process, and its leader while it has the lock."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        shard: int,
+        *,
+        database: Database,
+        metrics: Metrics,
+        clock: Clock = SYSTEM_CLOCK,
+        name: str = "leader",
+    ) -> None:
+        self._settings = settings
+        self.shard = shard
+        self._database = database
+        self._metrics = metrics
+        self._clock = clock
+        self._name = f"{name}.{shard}"
+        self._log: FilteringBoundLogger = get_logger().bind(shard=shard)
+        self._reign: Reign | None = None
+        self._noted = ""
+        self.failure = ""
+        """Why this process neither leads nor waits for the lock; empty while it does."""
+        self.status = LeaderStatus(leading=False, term=0, epoch=0)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Stand as a candidate and lead, until `stop` is set. Never raises for a store's trouble."""
+        self._metrics.leader.labels(self.shard).set(0)
+        async with asyncio.TaskGroup() as group:
+            standing = group.create_task(self._stand(), name="leader")
+            await stop.wait()
+            await self._finish()
+            standing.cancel()
+
+    async def _finish(self) -> None:
+        """Let what is under way be confirmed and named, so that nobody waits for the next leader in vain."""
+        if (reign := self._reign) is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RESIGN_LIMIT_S):
+                    await reign.relay.caught_up(reign.relay.read.m)
+
+    async def _stand(self) -> None:
+        while True:
+            try:
+                await self._stand_once()
+            except Exception as failure:  # noqa: BLE001 - whatever it was, the next try begins from what the stores say
+                self._note(failure)
+            await asyncio.sleep(random.uniform(*START_ANEW_PAUSE_S))
+
+    async def _stand_once(self) -> None:
+        """Connect, wait for the lock, lead. Ends by an exception alone."""
+        publisher = await Publisher.connect(self._settings, name=self._name)
+        try:
+            await publisher.declare_log_queue(self.shard)
+            self.failure = ""
+            while not await publisher.lock(leader_lock(self.shard)):
+                await asyncio.sleep(random.uniform(*LOCK_PAUSE_S))
+            failpoints.hit("leader.after_lock")
+            await self._lead_until_closed(publisher)
+        except asyncio.CancelledError:
+            await publisher.close()
+            raise
+        finally:
+            publisher.abandon()
+
+    async def _lead_until_closed(self, publisher: Publisher) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._fail_when_closed(publisher), name="publisher's connection")
+            group.create_task(self._lead(publisher), name="lead")
+
+    @staticmethod
+    async def _fail_when_closed(publisher: Publisher) -> None:
+        # Shielded: a cancelled waiter must not cancel the future that others look at.
+        reason = await asyncio.shield(publisher.closed)
+        raise LeadershipLost(f"the connection that holds the lock is gone: {reason}")
+
+    async def _lead(self, publisher: Publisher) -> None:
+        async with self._doors() as (redis, doors, hot_path, watch):
+            # Asked before a term is drawn: without Redis there is nothing to lead, and another may reach it.
+            await redis.command("PING")
+            steps = Steps(self._settings, self.shard, self._database, redis, publisher, self._clock, self._log)
+            row = await steps.begin_term()
+            self._begins(row)
+            try:
+                while True:
+                    await watch.refresh()
+                    await self._govern(steps, row, doors, hot_path)
+                    row = await self._read_own_row(row.term)
+            finally:
+                self._ends()
+
+    async def _govern(self, steps: Steps, row: LeaderRow, doors: Doors, hot_path: HotPath) -> None:
+        """Do what the row's mode asks for, until it moves."""
+        if row.mode == "opening":
+            await steps.open(row)
+            self._metrics.epochs_opened_total.labels(self.shard).inc()
+        elif row.mode == "hot":
+            await self._govern_hot(steps, row, doors, hot_path)
+        else:
+            # Another part decides in this mode; the lock only keeps the shard's log in one hand.
+            await asyncio.sleep(limits.SHARD_POLL_MS / 1000)
+
+    async def _govern_hot(self, steps: Steps, row: LeaderRow, doors: Doors, hot_path: HotPath) -> None:
+        keys = EpochKeys(self.shard, row.epoch)
+        head = Head(door=steps.redis, namer=doors.namer, keys=keys, term=row.term)
+        state = await steps.take_over(row, head)
+        if state is None:
+            await steps.close_lost(row, head, "opening")
+            return
+        self._reign = Reign(
+            steps=steps, head=head, doors=doors, hot_path=hot_path, metrics=self._metrics, row=row, state=state
+        )
+        self.status = LeaderStatus(leading=True, term=row.term, epoch=row.epoch)
+        self._log.info("leading", term=row.term, epoch=row.epoch, applied_m=row.applied_m, head_m=state.m)
+        try:
+            await self._reign.run()
+        finally:
+            self._reign = None
+
+    async def _read_own_row(self, term: int) -> LeaderRow:
+        row = await read_row(self._database, self.shard)
+        if row.term != term:
+            raise LeadershipLost(f"term {row.term} has begun")
+        return row
+
+    @asynccontextmanager
+    async def _doors(self) -> AsyncGenerator[tuple[RedisDoor, Doors, HotPath, ShardWatch]]:
+        """The connections of one leadership, closed at its end; the hot path is the sweeper's own."""
+        names = ("", ".reader", ".namer", ".expiry", ".loader")
+        redis, reader, namer, expiry, loading = (
+            RedisDoor.open(self._settings, name=self._name + suffix) for suffix in names
+        )
+        watch = ShardWatch(self._database, self.shard)
+        loader = Loader(self._database, loading, self.shard)
+        try:
+            yield redis, Doors(reader, namer), HotPath(self._settings, expiry, loader, watch), watch
+        finally:
+            for door in (redis, reader, namer, expiry, loading):
+                await door.close()
+
+    def _begins(self, row: LeaderRow) -> None:
+        self._noted = ""
+        self._metrics.leader.labels(self.shard).set(1)
+        self._metrics.leader_changes_total.labels(self.shard).inc()
+        self.status = LeaderStatus(leading=True, term=row.term, epoch=row.epoch)
+
+    def _ends(self) -> None:
+        self._metrics.leader.labels(self.shard).set(0)
+        self.status = LeaderStatus(leading=False, term=0, epoch=0)
+
+    def _note(self, failure: Exception) -> None:
+        """Log why this process starts anew, each reason once in a row; what nobody foresaw with its traceback."""
+        causes = list(_causes(failure))
+        foreseen = all(isinstance(cause, LeadershipLost | StoreUnavailable) for cause in causes)
+        reason = "; ".join(str(cause) for cause in causes)
+        self.failure = reason
+        if reason != self._noted:
+            self._noted = reason
+            if foreseen:
+                self._log.warning("leadership is given up or out of reach", reason=reason)
+            else:
+                self._log.error("the leader failed", reason=reason, exc_info=failure)
+
+
+def _causes(failure: Exception) -> Iterator[Exception]:
+    """What a failure consists of, groups taken apart."""
+    if isinstance(failure, ExceptionGroup):
+        for part in cast("ExceptionGroup[Exception]", failure).exceptions:
+            yield from _causes(part)
+    else:
+        yield failure
