@@ -1,0 +1,403 @@
+"""Gathers the operations of many requests into few script calls, and answers each request when its own are done.
+
+One call is in flight; what arrives meanwhile makes the next one. What needs MySQL first waits in a line of its own, so
+that it never stands before what Redis can decide alone. Between requests only this order counts: who was answered comes
+before who asked after that. Within a request operations keep their order.
+
+A request has a future and no task. An answer that promises something waits until the leader has named the call's entry
+(`ack=broker`): one waiter per call, for all its requests.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, Literal, NamedTuple
+
+from prometheus_client import Histogram
+
+from inventory.confirmations import Confirmations
+from inventory.hot_path import Called, Decision, Failure, FailureCode, HotPath, Pending
+from inventory.moves import REQUEST_MOVES, Move
+from inventory.operations import Operation, Result
+from inventory.outcomes import Outcome
+from kernel import failpoints, limits
+from kernel.clock import SYSTEM_CLOCK, Clock
+from kernel.metrics import Metrics
+from kernel.settings import Settings
+
+LOOK_UPS_IN_FLIGHT: Final = 2
+"""Look-ups that run side by side: a slow one (a cold key, a large order) does not hold up the next tick's."""
+SWEEP_S: Final = 0.05
+"""How far past its deadline a request may be answered."""
+
+Durability = Literal["broker", "redis"]
+
+
+class Answer(NamedTuple):
+    """What a request came to: a decision for each operation, in order.
+
+    `epoch` and `now_ms` (Redis' clock, UTC epoch ms) are those of its last call, 0 where there was none.
+    """
+
+    results: list[Decision]
+    epoch: int
+    durability: Durability
+    now_ms: int
+
+
+class _Request(Pending):
+    """A request on its way: queued, in preparation, in a call, or waiting for its entries to be named."""
+
+    __slots__ = ("calling", "deadline", "epoch", "future", "lines", "now_ms", "unnamed")
+
+    def __init__(self, ops: Sequence[Operation], future: asyncio.Future[Answer], deadline: float) -> None:
+        super().__init__(ops)
+        self.future = future
+        self.deadline = deadline
+        self.lines = sum([len(op.lines) or 1 for op in ops])
+        self.calling: Sequence[int] = ()
+        """Positions of the operations that the call in flight is about."""
+        self.unnamed: list[int] = []
+        """Positions of the operations whose decision waits for its entry to be named."""
+        self.epoch = 0
+        self.now_ms = 0
+
+
+class _Line:
+    """Requests that wait their turn, and how many operations they have."""
+
+    def __init__(self) -> None:
+        self._requests: deque[_Request] = deque()
+        self.operations = 0
+        self._filled = asyncio.Event()
+
+    def put(self, request: _Request) -> None:
+        self._requests.append(request)
+        self.operations += len(request.ops)
+        self._filled.set()
+
+    def put_back(self, requests: Sequence[_Request]) -> None:
+        """Put requests before all others."""
+        self._requests.extendleft(reversed(requests))
+        self.operations += sum(len(request.ops) for request in requests)
+        if requests:
+            self._filled.set()
+
+    async def take(self, operations_max: int, lines_max: int) -> list[_Request]:
+        """Wait for requests, and take as many as fit; one that alone does not fit comes alone."""
+        await self._filled.wait()
+        taken: list[_Request] = []
+        operations = lines = 0
+        requests = self._requests
+        while requests:
+            request = requests[0]
+            count = len(request.undecided)
+            if taken and (operations + count > operations_max or lines + request.lines > lines_max):
+                break
+            requests.popleft()
+            self.operations -= len(request.ops)
+            # Cancelled by its caller, or past its deadline: nobody asks for it any more.
+            if not request.future.done():
+                taken.append(request)
+                operations += count
+                lines += request.lines
+        if not requests:
+            self._filled.clear()
+        return taken
+
+
+class Batcher:
+    """One shard's operations in this process. `run` must be running.
+
+    Everything has a bound: a call's operations and lines, the operations that wait for a call or a look-up, all that is
+    not answered yet, and a request's time from submit to answer (`settings.answer_deadline_ms`).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        path: HotPath,
+        confirmations: Confirmations,
+        metrics: Metrics,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._path = path
+        self._confirmations = confirmations
+        self._clock = clock
+        self._durability: Durability = settings.ack
+        self._deadline_s = settings.answer_deadline_ms / 1000
+        self._ready = _Line()
+        self._lacking = _Line()
+        self._open: dict[_Request, None] = {}
+        """Requests without an answer, in the order of their deadlines."""
+        self._open_operations = 0
+        self._draining = False
+        self._emptied = asyncio.Event()
+        self._batch_operations = metrics.batch_operations
+        self._batch_seconds = metrics.batch_seconds
+        self._counters = _Counters(metrics)
+
+    # --- a request ----------------------------------------------------------------------------------------------------
+
+    async def submit(self, ops: Sequence[Operation]) -> Answer:
+        """Have a request's operations decided, each by itself, in their order; returns when all are.
+
+        Raises ValueError for operations that no caller may send (the script would refuse the whole call). A store's
+        trouble is a `Failure` in the answer. May be cancelled at any time: what was not sent is not sent, what was is
+        decided, and learned by asking again with the same id.
+        """
+        for op in ops:
+            _check(op)
+        if self._draining:
+            return self._refused(ops, "UNAVAILABLE", "this gateway is shutting down")
+        now = self._clock.monotonic()
+        request = _Request(ops, asyncio.get_running_loop().create_future(), now + self._deadline_s)
+        line = self._lacking if request.needs else self._ready
+        if (
+            line.operations + len(ops) > limits.BATCH_QUEUE_OPERATIONS_MAX
+            or self._open_operations + len(ops) > limits.BATCH_OPEN_OPERATIONS_MAX
+        ):
+            return self._refused(ops, "OVERLOADED", "more operations wait here than can be decided in time")
+        self._open[request] = None
+        self._open_operations += len(ops)
+        line.put(request)
+        try:
+            answer = await request.future
+        finally:
+            del self._open[request]
+            self._open_operations -= len(ops)
+            if not self._open:
+                self._emptied.set()
+        self._counters.count(ops, answer.results, self._clock.monotonic() - now)
+        return answer
+
+    def _refused(self, ops: Sequence[Operation], code: FailureCode, why: str) -> Answer:
+        return Answer([Failure(code, "not_executed", why)] * len(ops), 0, self._durability, 0)
+
+    def _answer_if_done(self, request: _Request) -> None:
+        if request.undecided or request.unnamed or request.future.done():
+            return
+        decisions = [decision for decision in request.decisions if decision is not None]
+        request.future.set_result(Answer(decisions, request.epoch, self._durability, request.now_ms))
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until cancelled. Requests that are open then are answered with what is known of them."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._call_for_ever())
+                for _ in range(LOOK_UPS_IN_FLIGHT):
+                    tasks.create_task(self._look_up_for_ever())
+                tasks.create_task(self._sweep_for_ever())
+        finally:
+            self._draining = True
+            for request in list(self._open):
+                self._give_up(request, "this gateway is shutting down")
+            self._counters.flush()
+
+    async def drain(self) -> None:
+        """Take nothing new, and return when everything is answered: at the latest after the last deadline."""
+        self._draining = True
+        while self._open:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._counters.flush()
+            now = self._clock.monotonic()
+            late: list[_Request] = []
+            for request in self._open:
+                if request.deadline > now:
+                    break
+                late.append(request)
+            for request in late:
+                self._give_up(request, "no answer within the deadline")
+
+    def _give_up(self, request: _Request, why: str) -> None:
+        """Answer with what is known: sent and not heard of, or decided and not named, is `unknown`."""
+        if request.future.done():
+            return
+        calling = set(request.calling)
+        for position in request.undecided:
+            outcome = "unknown" if position in calling else "not_executed"
+            request.decisions[position] = Failure("UNAVAILABLE", outcome, why)
+        for position in request.unnamed:
+            request.decisions[position] = Failure("UNAVAILABLE", "unknown", f"{why}: its entry is not confirmed")
+        request.undecided, request.unnamed = [], []
+        self._answer_if_done(request)
+
+    # --- what MySQL is asked for ----------------------------------------------------------------------------------------
+
+    async def _look_up_for_ever(self) -> None:
+        while True:
+            requests = await self._lacking.take(limits.LOAD_ORDERS_MAX, limits.LOAD_KEYS_MAX)
+            if requests:
+                await self._look_up(requests)
+
+    async def _look_up(self, requests: Sequence[_Request]) -> None:
+        prepared = await self._path.prepare([need for request in requests for _, need in request.needs])
+        first = 0
+        for request in requests:
+            if request.future.done():
+                first += len(request.needs)
+                continue
+            count = len(request.needs)
+            request.take_prepared(prepared.epoch, prepared.decisions[first : first + count])
+            first += count
+            if request.undecided:
+                self._ready.put(request)
+            else:
+                self._answer_if_done(request)
+
+    # --- the call -------------------------------------------------------------------------------------------------------
+
+    async def _call_for_ever(self) -> None:
+        while True:
+            requests = await self._ready.take(limits.BATCH_OPERATIONS_MAX, limits.BATCH_LINES_MAX)
+            # A process that was stopped for a while must not send what its callers gave up long ago.
+            now = self._clock.monotonic()
+            for request in requests:
+                if request.deadline <= now:
+                    self._give_up(request, "no answer within the deadline")
+            requests = [request for request in requests if not request.future.done()]
+            if requests:
+                await self._call(requests)
+
+    async def _call(self, requests: Sequence[_Request]) -> None:
+        epoch = self._path.epoch
+        ops: list[Operation] = []
+        for group, request in enumerate(requests):
+            if request.proven_in != epoch:
+                for position in request.undecided:
+                    request.ops[position].proof = -1
+            request.calling = _first_that_fit(request)
+            for position in request.calling:
+                op = request.ops[position]
+                op.group = group
+                ops.append(op)
+        began = self._clock.monotonic()
+        failpoints.hit("gateway.before_call")
+        called = await self._path.call(ops, proven_in=epoch)
+        failpoints.hit("gateway.after_call")
+        self._batch_operations.observe(len(ops))
+        self._batch_seconds.observe(self._clock.monotonic() - began)
+        self._take_called(requests, called)
+
+    def _take_called(self, requests: Sequence[_Request], called: Called) -> None:
+        """Give every request its decisions, and send each where it goes next."""
+        named = self._durability == "redis" or called.confirmed_m >= called.m
+        waiting: list[tuple[_Request, list[int]]] = []
+        again: list[_Request] = []
+        first = 0
+        for request in requests:
+            positions = request.calling
+            decisions = called.decisions[first : first + len(positions)]
+            first += len(positions)
+            request.calling = ()
+            if request.future.done():
+                continue
+            if called.digest:
+                request.epoch, request.now_ms = called.epoch, called.now_ms
+            done = request.take_called(positions, decisions)
+            if not named and (unnamed := _to_be_named(positions, decisions)):
+                request.unnamed += unnamed
+                waiting.append((request, unnamed))
+            elif done:
+                self._answer_if_done(request)
+            if request.needs:
+                self._lacking.put(request)
+            elif not done and request.undecided:
+                again.append(request)
+        self._ready.put_back(again)
+        if waiting:
+            latest = max(request.deadline for request, _ in waiting)
+            tell = partial(self._entry_named, waiting)
+            self._confirmations.expect(called.epoch, called.m, called.digest, latest, tell)
+
+    def _entry_named(self, waiting: Sequence[tuple[_Request, list[int]]], confirmed: bool | None) -> None:
+        """Answer the requests of one call, now that its entry is confirmed, or known not to be."""
+        for request, positions in waiting:
+            if request.future.done():
+                continue
+            if not confirmed:
+                why = "not confirmed in time" if confirmed is None else "another entry stands in its place"
+                for position in positions:
+                    request.decisions[position] = Failure("UNAVAILABLE", "unknown", why)
+            request.unnamed = [position for position in request.unnamed if position not in positions]
+            self._answer_if_done(request)
+
+
+def _check(op: Operation) -> None:
+    """Refuse what would spoil the call for the others."""
+    if not (op.ref.isascii() and op.tenant.isascii()):
+        raise ValueError("an order id, request number or tenant is not ASCII")
+    lines = op.lines
+    if (op.kind == Move.RESERVE and not lines) or (op.kind in REQUEST_MOVES and len(lines) != 1):
+        raise ValueError(f"{op.kind.name} with {len(lines)} lines")
+    if len(lines) > limits.LINES_PER_ORDER_MAX:
+        raise ValueError(f"more than {limits.LINES_PER_ORDER_MAX} lines")
+    for line in lines:
+        if not line.inventory_key.isascii():
+            raise ValueError("an inventory key is not ASCII")
+
+
+def _first_that_fit(request: _Request) -> Sequence[int]:
+    """The undecided operations that one call can take: all of them, but for a request that is larger than a call."""
+    undecided = request.undecided
+    if len(undecided) <= limits.BATCH_OPERATIONS_MAX and request.lines <= limits.BATCH_LINES_MAX:
+        return undecided
+    fitting: list[int] = []
+    lines = 0
+    for position in undecided[: limits.BATCH_OPERATIONS_MAX]:
+        lines += len(request.ops[position].lines) or 1
+        if fitting and lines > limits.BATCH_LINES_MAX:
+            break
+        fitting.append(position)
+    return fitting
+
+
+def _to_be_named(positions: Sequence[int], decisions: Sequence[Decision]) -> list[int]:
+    return [
+        position
+        for position, decision in zip(positions, decisions, strict=True)
+        if isinstance(decision, Result) and decision.wait
+    ]
+
+
+class _Counters:
+    """Counts answered operations: in plain numbers at once, in the metrics when `flush` is called."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._answered: Counter[tuple[Move, Outcome | str]] = Counter()
+        self._replayed: Counter[Move] = Counter()
+        self._seconds: dict[Move, Histogram] = {}
+
+    def count(self, ops: Sequence[Operation], decisions: Sequence[Decision], seconds: float) -> None:
+        """Count a request; `seconds` went by from submit to answer, and count once for each kind in it."""
+        for op, decision in zip(ops, decisions, strict=True):
+            if isinstance(decision, Result):
+                self._answered[op.kind, decision.outcome] += 1
+                if decision.replay:
+                    self._replayed[op.kind] += 1
+            else:
+                self._answered[op.kind, f"{decision.code}_{decision.outcome}".upper()] += 1
+        for kind in {op.kind for op in ops} if len(ops) > 1 else (ops[0].kind,):
+            histogram = self._seconds.get(kind)
+            if histogram is None:
+                histogram = self._seconds[kind] = self._metrics.operation_seconds.labels(kind.name)
+            histogram.observe(seconds)
+
+    def flush(self) -> None:
+        """Bring the metrics up to date."""
+        for (kind, outcome), number in self._answered.items():
+            name = outcome.name if isinstance(outcome, Outcome) else outcome
+            self._metrics.operations_total.labels(kind.name, name).inc(number)
+        for kind, number in self._replayed.items():
+            self._metrics.replays_total.labels(kind.name).inc(number)
+        self._answered.clear()
+        self._replayed.clear()
