@@ -62,6 +62,7 @@ for i = 1, #operations do
   if lines == 0 and kind == MOVE.RESERVE or lines ~= 1 and decider == decide_request then
     return redis.error_reply('ERR wrong number of lines for kind ' .. digits(kind))
   end
+  op[MEMBER] = (decider == decide_request and 'q:' or 'o:') .. op[TENANT] .. '/' .. op[REF]
 end
 
 -- The shard's own names must be what the write step takes them for: otherwise all is lost, and nothing is written.

@@ -86,7 +86,7 @@ local function quantities_out_of_range(lines)
 end
 
 -- RESERVE of an order that is proven new: all lines or nothing.
-local function new_reserve(op, member)
+local function new_reserve(op)
   if overloaded(reserve_max) then return answer(OUTCOME.OVERLOADED) end
   local lines = op[LINES]
   walked_lines = walked_lines + #lines
@@ -96,8 +96,8 @@ local function new_reserve(op, member)
   if outcome then return answer(outcome, detail) end
 
   local h = { op[FINGERPRINT], now_ms + op[TTL_MS], op[BUYER_ID], now_ms, #lines, 0 }
-  local order = order_working_copy(member, h, lines, 0)
-  orders[member] = order
+  local order = order_working_copy(op[MEMBER], h, lines, 0)
+  orders[op[MEMBER]] = order
   move_lines(order, all_positions(#lines), MOVE.RESERVE, op, op[REASON], op[ACTOR])
   return order_answer(OUTCOME.DONE, 0, order)
 end
@@ -202,14 +202,13 @@ end
 
 -- What becomes of one operation on an order.
 local function decide_order(op)
-  local member = 'o:' .. op[TENANT] .. '/' .. op[REF]
-  local order = order_of(member)
+  local order = order_of(op[MEMBER])
   if order then
     if order.lost then return answer(OUTCOME.LOST, {}) end
     walked_lines = walked_lines + #order.lines
     return decide_known(order, op)
   end
   if op[PROOF] < head.evicted_m then return answer(OUTCOME.NEED_LOOKUP) end
-  if op[KIND] == MOVE.RESERVE then return new_reserve(op, member) end
+  if op[KIND] == MOVE.RESERVE then return new_reserve(op) end
   return answer(OUTCOME.UNKNOWN_ORDER)
 end

@@ -28,8 +28,7 @@ end
 
 -- What becomes of one operator's change.
 local function decide_request(op)
-  local member = 'q:' .. op[TENANT] .. '/' .. op[REF]
-  local request = request_of(member)
+  local request = request_of(op[MEMBER])
   if request then
     if request.lost then return answer(OUTCOME.LOST, {}) end
     if request.fingerprint ~= op[FINGERPRINT] or request.kind ~= op[KIND] then
@@ -43,6 +42,6 @@ local function decide_request(op)
   local balance, qty = balance_of(line[LINE_KEY]), line[LINE_QTY]
   local outcome, detail = request_hindrance(balance, op, qty)
   if outcome then return answer(outcome, detail) end
-  request = change_by_request(member, balance, op, qty)
+  request = change_by_request(balance, op, qty)
   return request_answer(OUTCOME.DONE, 0, request, request.view)
 end

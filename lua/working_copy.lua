@@ -178,14 +178,14 @@ local function move_lines(order, positions, kind, op, reason, actor)
 end
 
 -- An operator's change of one balance: version and seq move, the request is remembered with what came of it.
-local function change_by_request(member, balance, op, qty)
+local function change_by_request(balance, op, qty)
   balance[VERSION] = balance[VERSION] + 1
   local event = change_balance(balance, RULES[op[KIND]].signs, qty, STATE.NONE, 0)
   changes[#changes + 1] = { op[KIND], op[TENANT], op[REF], now_ms, op[TRACE_ID], op[ACTOR], op[REASON],
     op[FINGERPRINT], 0, '', 0, 0, 0, { event } }
-  local request = { member = member, fingerprint = op[FINGERPRINT], kind = op[KIND], m = next_m,
+  local request = { member = op[MEMBER], fingerprint = op[FINGERPRINT], kind = op[KIND], m = next_m,
     view = { balance.key, unpack(balance, AVAILABLE, VERSION) } }
-  requests[member] = request
+  requests[op[MEMBER]] = request
   new_requests[#new_requests + 1] = request
   return request
 end
