@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
 from stockgate.processes import StackError
@@ -52,7 +53,12 @@ def read_settings(run_dir: Path | None = None) -> object:
         stack = json.loads((run_dir / "stack.json").read_text())
         for name, said in (("REDIS_URL", "redis"), ("MYSQL_URL", "mysql"), ("AMQP_URL", "amqp")):
             os.environ.setdefault(f"STOCKGATE_{name}", stack[said])
-    return load("kernel.settings", "Settings")()
+    try:
+        return load("kernel.settings", "Settings")()
+    except ValidationError as error:
+        # Values are left out: some of them are secrets.
+        wrong = [f"STOCKGATE_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors()]
+        raise StackError("these settings are wrong:\n  " + "\n  ".join(wrong)) from None
 
 
 def show(result: dict[str, Any], *, as_json: bool) -> int:
@@ -92,16 +98,20 @@ def down_command(run_dir: RunDir = RUN_DIR) -> int:
 @app.command()
 def demo(
     run_dir: RunDir = RUN_DIR,
-    orders: Annotated[Path | None, typer.Option(help="Replay the order lines of a CSV file.")] = None,
+    orders: Annotated[Path | None, typer.Option(help="Replay the order lines of a CSV file instead.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many orders to make up.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="The same number makes up the same orders.")] = 20_260_101,
     as_json: AsJson = False,
 ) -> int:
     """Replay a stream of orders against the running stack, kill a gateway on the way, and judge the outcome."""
-    return load("stockgate.demo", "run_demo")(run_dir=run_dir, orders_file=orders, json_output=as_json)
+    return load("stockgate.demo", "run_demo")(
+        run_dir=run_dir, orders_file=orders, json_output=as_json, orders=count, seed=seed
+    )
 
 
 @app.command()
 def migrate() -> int:
-    """Bring the database to this version's tables, and declare the queues."""
+    """Bring the database to this version's tables."""
     return load("sql.migrate", "run")(read_settings())
 
 

@@ -129,7 +129,10 @@ class Child:
         cwd: Path | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start the program; raises StackError if it cannot be executed."""
+        """Start the program; raises StackError if it cannot be executed.
+
+        To be called from a thread that stays: the kernel ends the child with the thread that started it.
+        """
         if self.alive():
             raise StackError(f"{self.name} is running already (pid {self.pid})")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
