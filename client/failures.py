@@ -1,7 +1,5 @@
 """Why a call has no answer. What the service decided, a refusal included, is a value and never one of these."""
 
-# ruff: noqa: N818 - `except OutcomeUnknown` says what is the case; a suffix would only repeat that it is an error.
-
 from .answers import Problem
 
 

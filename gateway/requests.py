@@ -3,8 +3,6 @@
 Every type forbids fields it does not know, numbers are whole and bounded, and names follow the patterns below.
 """
 
-# ruff: noqa: N818 - `except MalformedBody` says what is the case; a suffix would only repeat that it is an error.
-
 import json
 import re
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -198,6 +196,14 @@ class LockUnlock(Request):
     qty: Annotated[int, Meta(ge=1, le=limits.QUANTITY_TOTAL_MAX)]
     request_no: Id
     reason: Text
+
+
+class Reconcile(Request):
+    """A comparison of the stores: of some keys, or of the whole shard; `dry_run` repairs nothing."""
+
+    keys: Annotated[list[InventoryKey], Meta(min_length=1, max_length=limits.QUERY_KEYS_MAX)] | None = None
+    shard: Annotated[int, Meta(ge=0, le=0)] = 0
+    dry_run: bool = False
 
 
 class FieldError(msgspec.Struct, frozen=True):

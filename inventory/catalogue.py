@@ -7,7 +7,7 @@ other, so that in both stores a key's total is the sum of its adjustments.
 import hashlib
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import sql
 from inventory.operations import fingerprint
@@ -60,8 +60,8 @@ class Creation(Enum):
 class Config(NamedTuple):
     """What a key is configured as: `QTY`, `SYS_GEN` or `EXT_POOL`; `READY`, `PENDING_IMPORT` or `PENDING_GEN`."""
 
-    inventory_mode: str
-    init_status: str
+    inventory_mode: Literal["QTY", "SYS_GEN", "EXT_POOL"]
+    init_status: Literal["READY", "PENDING_IMPORT", "PENDING_GEN"]
 
 
 async def create(database: Database, key: NewKey, shards: int) -> Creation:

@@ -1,0 +1,106 @@
+"""The composition: opens what the calls need, keeps it running, and closes it in the order that loses nothing."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.call import Endpoint, Lifecycle, State
+from gateway.contract import contract
+from gateway.dispatch import Dispatch
+from gateway.operators import SHARD
+from inventory.batcher import Batcher
+from inventory.confirmations import Confirmations
+from inventory.hot_path import HotPath
+from inventory.leader import Leader
+from inventory.loading import Loader
+from inventory.shard_state import ShardWatch
+from kernel.auth import KeyRing
+from kernel.logs import get_logger
+from kernel.metrics import Metrics
+from kernel.mysql_door import Database
+from kernel.problems import CONTENT_TYPE, Problem
+from kernel.redis_door import RedisDoor
+from kernel.settings import Settings
+
+LEADER_POOL_MAX: Final = 3
+
+
+def create_app(settings: Settings, lifecycle: Lifecycle, more: tuple[Endpoint, ...] = ()) -> Dispatch:
+    """The ASGI application. `more` are endpoints of other parts of the all-in-one process."""
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncGenerator[State]:
+        async with open_state(settings, lifecycle) as state:
+            yield state
+
+    inner = Starlette(lifespan=lifespan, exception_handlers={HTTPException: _problem})
+    return Dispatch(contract(version("stockgate"), more), inner, settings, get_logger())
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    """What Starlette itself refuses, in the form of all other refusals."""
+    found = isinstance(error, HTTPException) and error.status_code == 405
+    problem = Problem("METHOD_NOT_ALLOWED" if found else "NOT_FOUND", f"{request.method} {request.url.path}")
+    return Response(problem.body(), problem.status, media_type=CONTENT_TYPE)
+
+
+@asynccontextmanager
+async def open_state(settings: Settings, lifecycle: Lifecycle) -> AsyncGenerator[State]:
+    """Everything the calls use, running. Raises OSError or ValueError for a file of keys that is of no use.
+
+    Opening needs no store: they are connected at first use, and readiness tells what is missing. A background task that
+    fails is a bug: it ends the lot, and `lifecycle.failed` says so.
+    """
+    metrics, keys = Metrics(), KeyRing.load(settings)
+    database = await Database.open(settings, name="gateway")
+    leader_database = await Database.open(settings, name="gateway.leader", pool_max=LEADER_POOL_MAX)
+    # One connection decides, so that the order of calls is kept; the others never stand in its way.
+    deciding, loading, asking, looking = (
+        RedisDoor.open(settings, name=f"gateway.{part}") for part in ("deciding", "loading", "asking", "looking")
+    )
+    watch = ShardWatch(database, SHARD)
+    hot_path = HotPath(settings, deciding, Loader(database, loading, SHARD), watch)
+    confirmations = Confirmations(settings, asking, SHARD)
+    batcher = Batcher(settings, hot_path, confirmations, metrics)
+    leader = Leader(settings, SHARD, database=leader_database, metrics=metrics, name="gateway.leader")
+    resign = asyncio.Event()
+    state = State(
+        settings=settings,
+        lifecycle=lifecycle,
+        keys=keys,
+        batcher=batcher,
+        hot_path=hot_path,
+        watch=watch,
+        confirmations=confirmations,
+        database=database,
+        redis=looking,
+        metrics=metrics,
+        leader=leader,
+    )
+    try:
+        async with asyncio.TaskGroup() as group:
+            serving = [group.create_task(part.run()) for part in (watch, confirmations, batcher)]
+            leading = group.create_task(leader.run(resign)) if settings.run_leader else None
+            yield state
+            # What was accepted is answered first, while the leader still confirms and names it.
+            await batcher.drain()
+            resign.set()
+            if leading is not None:
+                await leading
+            for task in serving:
+                task.cancel()
+    except BaseException as error:
+        lifecycle.fail(error)
+        raise
+    finally:
+        for door in (deciding, loading, asking, looking):
+            await door.close()
+        await database.close()
+        await leader_database.close()

@@ -1,0 +1,156 @@
+"""The outermost ASGI application: finds the endpoint, checks who asks, and turns whatever comes of it into a reply.
+
+Pure ASGI with nothing around it, because it is the hot path. What none of its endpoints answers, and the lifespan, goes
+to the application inside.
+"""
+
+import asyncio
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from itertools import count
+from typing import Any, Final
+
+from prometheus_client import Counter
+from structlog.typing import FilteringBoundLogger
+
+from gateway.body import Disconnected, Receive
+from gateway.call import Call, Endpoint, State
+from gateway.replies import Header, Reply, problem_reply
+from gateway.requests import InvalidBody, MalformedBody
+from gateway.routes import Routes
+from kernel import failpoints
+from kernel.errors import StockgateError, StoreUnavailable
+from kernel.problems import Problem
+from kernel.settings import Settings
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+_SANE_REQUEST_ID: Final = re.compile(rb"[!-~]{1,64}").fullmatch
+_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
+
+
+REFUSALS: Final = (Problem, InvalidBody, MalformedBody)
+"""What a handler raises to refuse: everything else is a failure."""
+
+
+class Dispatch:
+    """The gateway's ASGI application. `inner` answers the lifespan and what no endpoint does."""
+
+    def __init__(
+        self, endpoints: Iterable[Endpoint], inner: App, settings: Settings, log: FilteringBoundLogger
+    ) -> None:
+        self._routes = Routes(endpoints)
+        self._inner = inner
+        self._log = log
+        self._in_flight_max = settings.http_connections_max
+        self._in_flight = 0
+        self._request_ids = (b"%s-%x" % (prefix, n) for prefix in [secrets.token_hex(6).encode()] for n in count(1))
+        self._counters: dict[tuple[str, int], Counter] = {}
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one HTTP call, or hand on what is not ours."""
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        self._in_flight += 1
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._in_flight -= 1
+
+    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        state: State = scope["state"]
+        authorization = request_id = traceparent = announced = None
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                authorization = value
+            elif name == b"content-length":
+                announced = value
+            elif name == b"x-request-id":
+                request_id = value
+            elif name == b"traceparent":
+                traceparent = value
+        if request_id is None or not _SANE_REQUEST_ID(request_id):
+            request_id = next(self._request_ids)
+        route = "unknown"
+        try:
+            found = self._routes.find(scope["method"], scope["raw_path"])
+            if found is None:
+                await self._inner(scope, receive, send)
+                return
+            endpoint, names = found
+            route = endpoint.template
+            call = Call(state, receive, endpoint, names)
+            call.request_id = request_id.decode()
+            call.announced = announced
+            if traceparent is not None and (trace := _TRACEPARENT(traceparent)):
+                call.trace_id = trace[1].decode()
+            if endpoint.scopes:
+                if self._in_flight > self._in_flight_max:
+                    raise Problem("UNAVAILABLE", "too many requests at once", outcome="not_executed")
+                principal = call.principal = state["keys"].authenticate(authorization)
+                if endpoint.scopes.isdisjoint(principal.scopes):
+                    raise Problem("FORBIDDEN", f"needs one of the scopes {', '.join(sorted(endpoint.scopes))}")
+            reply = await endpoint.handle(call)
+        except Disconnected:
+            return
+        except asyncio.CancelledError:
+            # The shutdown's patience is over. What was submitted may have been decided: say so, then go.
+            reply = problem_reply(Problem("UNAVAILABLE", "shutting down", outcome="unknown"), request_id.decode())
+            await self._send(send, reply, request_id, route, state)
+            raise
+        except Exception as error:  # noqa: BLE001 - the last place that can still answer the caller
+            reply = self._failure(error, request_id.decode(), route)
+        failpoints.hit("gateway.before_answer")
+        await self._send(send, reply, request_id, route, state)
+
+    def _failure(self, error: Exception, request_id: str, route: str) -> Reply:
+        problem = problem_of(error)
+        if problem is None:
+            self._log.exception("request_failed", request_id=request_id, route=route, exc_info=error)
+            problem = Problem("INTERNAL_ERROR", "see the log under this request id", outcome="unknown")
+        elif problem.status >= 500:
+            self._log.warning(
+                "request_not_served",
+                request_id=request_id,
+                route=route,
+                code=problem.code,
+                detail=problem.detail,
+                outcome=problem.extra.get("outcome"),
+            )
+        return problem_reply(problem, request_id)
+
+    async def _send(self, send: Send, reply: Reply, request_id: bytes, route: str, state: State) -> None:
+        counter = self._counters.get((route, reply.status))
+        if counter is None:
+            counter = state["metrics"].http_requests_total.labels(route=route, status=str(reply.status))
+            self._counters[route, reply.status] = counter
+        counter.inc()
+        headers: list[Header] = [
+            (b"content-length", b"%d" % len(reply.body)),
+            (b"x-request-id", request_id),
+            *reply.headers,
+        ]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+
+
+def problem_of(error: Exception) -> Problem | None:
+    """What a failure is to the caller; None for one that nobody foresaw."""
+    match error:
+        case Problem():
+            return error
+        case InvalidBody():
+            errors = [{"path": one.path, "message": one.message} for one in error.errors]
+            return Problem("INVALID_REQUEST", str(error), errors=errors)
+        case MalformedBody():
+            return Problem("MALFORMED_JSON", str(error))
+        case StoreUnavailable():
+            return Problem("UNAVAILABLE", f"{error.store} cannot be asked", outcome=error.outcome)
+        case StockgateError():
+            return None
+        case _:
+            return None

@@ -1,0 +1,85 @@
+"""The entry point of the gateway process."""
+
+import asyncio
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+import uvicorn
+
+from gateway.app import create_app
+from gateway.call import Lifecycle
+from kernel import logs
+from kernel.logs import get_logger
+from kernel.process import run_until_signal
+from kernel.settings import Settings
+
+KEEP_ALIVE_S: Final = 65
+"""Longer than a load balancer's usual minute, so that it is the one who closes an idle connection."""
+BACKLOG: Final = 2_048
+
+
+class GatewayServer(uvicorn.Server):
+    """uvicorn without its own signal handling: `kernel.process` has the signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+def run(settings: Settings, *, fd: int | None = None, host: str = "127.0.0.1", port: int = 8080) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code.
+
+    `fd` is an inherited listening socket; without it one is bound to `host` and `port`. Raises OSError if that fails.
+    """
+    logs.configure(settings, "gateway")
+    listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
+    return run_until_signal(lambda stop: serve(settings, listener, stop), settings)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event) -> int:
+    """Serve on the socket until `stop` is set, then finish what was accepted; the exit code.
+
+    The order at the end: not ready, no new connections, answers to what is in flight, the batcher drained, the
+    leadership resigned, the doors closed. A second stop does not hurry it; a kill is as safe.
+    """
+    lifecycle = Lifecycle()
+    server = GatewayServer(
+        uvicorn.Config(
+            create_app(settings, lifecycle),
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=settings.shutdown_grace_s,
+        )
+    )
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(_end_server(server, lifecycle, stop))
+        await server.serve(sockets=[listener])
+        watching.cancel()
+    if lifecycle.failure is not None:
+        get_logger().error("gateway_failed", exc_info=lifecycle.failure)
+    return 0 if server.started and lifecycle.failure is None else 1
+
+
+async def _end_server(server: uvicorn.Server, lifecycle: Lifecycle, stop: asyncio.Event) -> None:
+    """Ask the server to end when a signal came or something broke."""
+    async with asyncio.TaskGroup() as group:
+        waits = [group.create_task(event.wait()) for event in (stop, lifecycle.failed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+    lifecycle.draining = True
+    server.should_exit = True

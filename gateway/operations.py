@@ -1,0 +1,98 @@
+"""Many operations in one request: each independent, in order, answered as the calls alone would have been."""
+
+from typing import Final, assert_never
+
+import msgspec
+
+from gateway import requests
+from gateway.call import Call
+from gateway.dispatch import REFUSALS, problem_of
+from gateway.replies import DURABILITY, JSON, Reply, ResultReply, ResultsReply, encode, problem_reply, result_reply
+from gateway.requests import decode
+from gateway.reservations import decide, extend_operation, reserve_operation, settle_operation
+from inventory.batcher import Answer
+from inventory.hot_path import Decision
+from inventory.moves import Move
+from inventory.operations import Operation
+
+_operations_decoder: Final = msgspec.json.Decoder(requests.Operations)
+_operation_decoder: Final = msgspec.json.Decoder(requests.OperationRequest)
+_REPLAY_HEADER: Final = b"idempotent-replay"
+
+
+async def operations(call: Call) -> Reply:
+    """POST /v1/operations."""
+    asked = await call.decoded(_operations_decoder)
+    understood = [_understood(call, raw) for raw in asked.operations]
+    if call.principal.prefix:
+        # Each order has to be looked at first, and an earlier element may be what makes it known.
+        results = [await _alone(call, one) for one in understood]
+    else:
+        results = await _together(call, understood)
+    durability = DURABILITY[call.state["settings"].ack]
+    return Reply(200, encode(ResultsReply(results)), (JSON, durability))
+
+
+def _understood(call: Call, raw: msgspec.Raw) -> Operation | Reply:
+    """The operation that an element asks for, or its refusal."""
+    try:
+        return _operation(call, decode(_operation_decoder, raw))
+    except REFUSALS as error:
+        return _refused(call, error)
+
+
+def _operation(call: Call, asked: requests.OperationRequest) -> Operation:
+    match asked:
+        case requests.ReserveOp():
+            return reserve_operation(call, asked)
+        case requests.ConfirmOp():
+            return settle_operation(call, Move.CONFIRM, asked.order_id, asked.lines)
+        case requests.ReleaseOp():
+            return settle_operation(call, Move.RELEASE, asked.order_id, asked.lines, asked.reason)
+        case requests.ConsumeOp():
+            return settle_operation(call, Move.CONSUME, asked.order_id, asked.lines)
+        case requests.ReturnOp():
+            return settle_operation(call, Move.RETURN, asked.order_id, asked.lines, asked.reason)
+        case requests.ExtendOp():
+            return extend_operation(call, asked.order_id, asked.ttl_seconds)
+        case _:
+            assert_never(asked)
+
+
+async def _alone(call: Call, one: Operation | Reply) -> ResultReply:
+    if isinstance(one, Reply):
+        return _result(one)
+    try:
+        return _result(await decide(call, one))
+    except REFUSALS as error:
+        return _result(_refused(call, error))
+
+
+async def _together(call: Call, understood: list[Operation | Reply]) -> list[ResultReply]:
+    operations = [one for one in understood if isinstance(one, Operation)]
+    if not operations:
+        return [_result(one) for one in understood if isinstance(one, Reply)]
+    answer = await call.state["batcher"].submit(operations)
+    decisions = iter(answer.results)
+    return [
+        _result(one if isinstance(one, Reply) else _decided(call, one, next(decisions), answer)) for one in understood
+    ]
+
+
+def _decided(call: Call, operation: Operation, decision: Decision, answer: Answer) -> Reply:
+    try:
+        return result_reply(operation, decision, answer)
+    except REFUSALS as error:
+        return _refused(call, error)
+
+
+def _refused(call: Call, error: Exception) -> Reply:
+    problem = problem_of(error)
+    if problem is None:
+        raise error
+    return problem_reply(problem, call.request_id)
+
+
+def _result(reply: Reply) -> ResultReply:
+    replay = any(name == _REPLAY_HEADER for name, _ in reply.headers)
+    return ResultReply(reply.status, msgspec.Raw(reply.body), replay)

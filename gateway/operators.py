@@ -1,0 +1,197 @@
+"""The operators' calls: how everything stands, whether the invariants hold, and comparisons on request."""
+
+import os
+import socket
+from typing import Any, Final
+
+import msgspec
+
+from gateway import requests
+from gateway.call import Call
+from gateway.replies import JSON, Reply, encode
+from gateway.requests import FieldError, InvalidBody
+from inventory import reconcile_tasks
+from inventory.audit import audit
+from inventory.status import ShardReading, read_status
+from kernel.problems import Problem
+
+SHARD: Final = 0
+"""The only shard, until orders over several shards are built."""
+
+_reconcile_decoder: Final = msgspec.json.Decoder(requests.Reconcile)
+
+
+class LeaderReply(msgspec.Struct):
+    """`term`: how often the shard's leader has changed; `here`: the process that answered leads it."""
+
+    term: int | None
+    here: bool
+
+
+class ShardReply(msgspec.Struct):
+    """One shard. Lags are entries and seconds; null where the store that knows could not be asked, see `missing`."""
+
+    shard: int
+    mode: str | None
+    epoch: int | None
+    since_ms: int | None
+    term: int | None
+    leader: LeaderReply
+    gateways: int | None
+    queue_depth: int | None
+    worker_attached: bool | None
+    log_head_m: int | None
+    confirmed_m: int | None
+    applied_m: int | None
+    persist_lag_entries: int | None
+    persist_lag_seconds: float | None
+    unconfirmed_bytes: int | None
+    fenced: bool | None
+    held_keys: int | None
+    parked_events: int | None
+    stale_entries: int | None
+    drift_found: int | None
+    drift_repaired: int | None
+    rebuild_wanted: bool | None
+    alarm: str
+    alarm_detail: str
+    missing: list[str]
+    """Of `mysql`, `redis`, `rabbitmq`: what did not answer."""
+
+
+class GatewayReply(msgspec.Struct):
+    """The process that answered."""
+
+    host: str
+    pid: int
+    leads: list[int]
+
+
+class StatusReply(msgspec.Struct):
+    """How everything stands at this moment; drift is counted since the tables exist."""
+
+    gateway: GatewayReply
+    gateways: int | None
+    """Gateways that listen to the first shard's namings."""
+    shards: list[ShardReply]
+    drift_found: int
+    drift_repaired: int
+
+
+class CheckReply(msgspec.Struct):
+    """One invariant, how many things were looked at, and what violates it."""
+
+    name: str
+    ok: bool
+    checked: int
+    violations: list[dict[str, Any]]
+
+
+class AuditReply(msgspec.Struct):
+    """The invariants over everything. What is in flight is no violation."""
+
+    ok: bool
+    checks: list[CheckReply]
+
+
+class TaskCreatedReply(msgspec.Struct):
+    """A comparison that the reconciler will do."""
+
+    id: int
+
+
+class TaskReply(msgspec.Struct):
+    """A comparison: counts are keys, times UTC epoch ms, 0 = not yet."""
+
+    id: int
+    shard: int
+    epoch: int
+    scope: str
+    dry_run: bool
+    status: str
+    cold: int
+    in_flight: int
+    healthy: int
+    drifted: int
+    lost: int
+    repaired: int
+    stuck: int
+    detail: str
+    requested_by: str
+    started_ms: int
+    finished_ms: int
+
+
+async def status(call: Call) -> Reply:
+    """GET /ops/status."""
+    state = call.state
+    reading = await read_status(state["settings"], state["database"], state["redis"], SHARD)
+    leads = state["leader"].status.leading
+    shard = shard_reply(reading, leads)
+    gateway = GatewayReply(socket.gethostname(), os.getpid(), [SHARD] if leads else [])
+    reply = StatusReply(gateway, reading.gateways, [shard], shard.drift_found or 0, shard.drift_repaired or 0)
+    return Reply(200, encode(reply))
+
+
+def shard_reply(reading: ShardReading, leads: bool) -> ShardReply:
+    """The body for one shard's reading."""
+    row, log, troubles = reading.row, reading.log, reading.troubles
+    return ShardReply(
+        shard=SHARD,
+        mode=row and row.mode,
+        epoch=row and row.epoch,
+        since_ms=row and row.since_ms,
+        term=row and row.term,
+        leader=LeaderReply(row and row.term, leads),
+        gateways=reading.gateways,
+        queue_depth=reading.queue_depth,
+        worker_attached=reading.worker_attached,
+        log_head_m=log and log.head_m,
+        confirmed_m=log and log.confirmed_m,
+        applied_m=row and row.applied_m,
+        persist_lag_entries=log and log.lag_entries,
+        persist_lag_seconds=log and log.lag_seconds,
+        unconfirmed_bytes=log and log.unconfirmed_bytes,
+        fenced=log and log.fenced,
+        held_keys=troubles and troubles.held_keys,
+        parked_events=troubles and troubles.parked_events,
+        stale_entries=troubles and troubles.stale_entries,
+        drift_found=troubles and troubles.drift_found,
+        drift_repaired=troubles and troubles.drift_repaired,
+        rebuild_wanted=None if row is None else bool(row.rebuild_wanted),
+        alarm=row.alarm if row else "",
+        alarm_detail=row.alarm_detail if row else "",
+        missing=reading.missing,
+    )
+
+
+async def read_audit(call: Call) -> Reply:
+    """GET /ops/audit."""
+    checks = await audit(call.state["database"], call.state["redis"], SHARD)
+    found = [CheckReply(check.name, check.ok, check.checked, check.violations) for check in checks]
+    return Reply(200, encode(AuditReply(all(check.ok for check in found), found)))
+
+
+async def reconcile(call: Call) -> Reply:
+    """POST /ops/reconcile: the reconciler does it, this only leaves the task."""
+    asked = await call.decoded(_reconcile_decoder, empty=b"{}")
+    task = await reconcile_tasks.request(
+        call.state["database"],
+        asked.shard,
+        asked.keys or [],
+        dry_run=asked.dry_run,
+        requested_by=call.principal.name,
+    )
+    return Reply(202, encode(TaskCreatedReply(task)))
+
+
+async def read_reconcile(call: Call) -> Reply:
+    """GET /ops/reconcile/{id}."""
+    number = call.names[0]
+    if not (number.isascii() and number.isdigit() and len(number) < 19):
+        raise InvalidBody(FieldError("id", "a task's id is a whole number"))
+    task = await reconcile_tasks.read_task(call.state["database"], int(number))
+    if task is None:
+        raise Problem("UNKNOWN_TASK", f"no task {number}")
+    fields = task._asdict()
+    return Reply(200, encode(TaskReply(id=fields.pop("task_id"), **fields)), (JSON,))

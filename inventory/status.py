@@ -1,0 +1,119 @@
+"""How a shard stands, read from both stores and the queue; what cannot be asked is named instead of guessed."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+import sql
+from inventory.events import decode_changes
+from inventory.head import redis_now_ms
+from inventory.shard_state import ShardRow, read_shard
+from kernel import redis_keys
+from kernel.amqp_door import Publisher
+from kernel.amqp_topology import log_queue
+from kernel.errors import StockgateError
+from kernel.mysql_door import Database
+from kernel.redis_door import RedisDoor
+from kernel.redis_keys import EpochKeys
+from kernel.settings import Settings
+
+_SELECT_TROUBLES: Final = sql.load("select_shard_troubles")
+
+
+class LogStatus(msgspec.Struct):
+    """A shard's log in Redis. `lag_seconds` is the age of the oldest entry that MySQL does not have."""
+
+    head_m: int
+    confirmed_m: int
+    fenced: bool
+    unconfirmed_bytes: int
+    lag_entries: int
+    lag_seconds: float
+
+
+class Troubles(msgspec.Struct):
+    """What waits for an operator, and what comparisons found and mended since the tables exist."""
+
+    held_keys: int
+    parked_events: int
+    stale_entries: int
+    drift_found: int
+    drift_repaired: int
+
+
+class ShardReading(msgspec.Struct):
+    """One look at a shard. None where the store that knows could not be asked; then `missing` names it."""
+
+    row: ShardRow | None = None
+    troubles: Troubles | None = None
+    log: LogStatus | None = None
+    gateways: int | None = None
+    """Processes that listen for namings."""
+    queue_depth: int | None = None
+    worker_attached: bool | None = None
+    missing: list[str] = []
+
+
+async def read_status(settings: Settings, database: Database, redis: RedisDoor, shard: int) -> ShardReading:
+    """Ask everything; never raises for a store's trouble."""
+    reading = ShardReading(missing=[])
+    await _into(reading, "mysql", lambda: _read_mysql(reading, database, shard))
+    await _into(reading, "redis", lambda: _read_redis(reading, redis, shard))
+    await _into(reading, "rabbitmq", lambda: _read_queue(reading, settings, shard))
+    return reading
+
+
+async def read_log_status(redis: RedisDoor, row: ShardRow) -> LogStatus | None:
+    """The log of the row's epoch; None if Redis has no such head. Raises what the door raises."""
+    names = EpochKeys(row.shard_no, row.epoch)
+    reply: list[Any] = await redis.command(
+        "HMGET", names.head, "m", "confirmed_m", "fence", "appended_bytes", "confirmed_bytes"
+    )
+    if reply[0] is None:
+        return None
+    head_m, confirmed_m, fence, appended, confirmed = (int(value or 0) for value in reply)
+    lag_seconds = await _lag_seconds(redis, names, row.applied_m) if head_m > row.applied_m else 0.0
+    return LogStatus(
+        head_m, confirmed_m, bool(fence), appended - confirmed, max(0, head_m - row.applied_m), lag_seconds
+    )
+
+
+async def _into(reading: ShardReading, store: str, read: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await read()
+    except StockgateError:
+        reading.missing.append(store)
+
+
+async def _read_mysql(reading: ShardReading, database: Database, shard: int) -> None:
+    reading.row = await read_shard(database, shard)
+    rows = await database.fetch_all(_SELECT_TROUBLES, (shard,) * 5)
+    reading.troubles = Troubles(*(int(value) for value in rows[0]))
+
+
+async def _read_redis(reading: ShardReading, redis: RedisDoor, shard: int) -> None:
+    counted: list[Any] = await redis.command("PUBSUB", "NUMSUB", redis_keys.confirmed_channel(shard))
+    reading.gateways = int(counted[1])
+    if reading.row is not None and reading.row.mode == "hot":
+        reading.log = await read_log_status(redis, reading.row)
+
+
+async def _read_queue(reading: ShardReading, settings: Settings, shard: int) -> None:
+    # An operator's question is rare: a connection for it alone disturbs nobody who publishes.
+    publisher = await Publisher.connect(settings, name="status")
+    try:
+        reading.queue_depth, consumers = await publisher.queue_depth(log_queue(shard))
+        reading.worker_attached = consumers > 0
+    finally:
+        await publisher.close()
+
+
+async def _lag_seconds(redis: RedisDoor, names: EpochKeys, applied_m: int) -> float:
+    entries: list[Any] = await redis.command("XRANGE", names.log, f"{applied_m + 1}-0", "+", "COUNT", 1)
+    if not entries:
+        return 0.0
+    fields: list[bytes] = entries[0][1]
+    payload = dict(zip(fields[::2], fields[1::2], strict=True))[b"e"]
+    oldest_ms = decode_changes(payload)[0].at_ms
+    return max(0.0, (await redis_now_ms(redis) - oldest_ms) / 1000)
