@@ -218,7 +218,7 @@ class GapMemory:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why the shard stops before entry `m`: found while planning, fed back into the sequence."""
+    """Why the shard stops before the first entry from `m` on: found while planning, fed back into the sequence."""
 
     m: int
     alarm: str
@@ -405,7 +405,7 @@ class _Sequence:
         if not entry.changes:
             self._halt("UNDECODABLE_ENTRY", f"entry {m}: {entry.detail or 'no changes'}")
             return False
-        if self.stop is not None and self.stop.m == m:
+        if self.stop is not None and self.stop.m <= m:
             self._halt(self.stop.alarm, self.stop.detail)
             return False
         self.result.taken.append(Taken(m, entry.digest, entry.changes))
