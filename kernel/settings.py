@@ -31,37 +31,37 @@ class Settings(BaseSettings):
     run_leader: bool = True
     """Whether a gateway stands as a candidate to lead the shards."""
 
-    hold_ttl_default_s: int = Field(900, ge=1, le=limits.TTL_SECONDS_MAX)
-    hold_ttl_max_s: int = Field(86_400, ge=1, le=limits.TTL_SECONDS_MAX)
-    hold_grace_ms: int = Field(30_000, ge=0, le=3_600_000)
+    hold_ttl_default_s: int = Field(default=900, ge=1, le=limits.TTL_SECONDS_MAX)
+    hold_ttl_max_s: int = Field(default=86_400, ge=1, le=limits.TTL_SECONDS_MAX)
+    hold_grace_ms: int = Field(default=30_000, ge=0, le=3_600_000)
     """A hold is not due before the epoch has been open this long: an outage of ours does not eat a buyer's time."""
 
-    redis_timeout_ms: int = Field(2_000, ge=10, le=60_000)
-    mysql_timeout_ms: int = Field(5_000, ge=10, le=60_000)
-    amqp_timeout_ms: int = Field(5_000, ge=10, le=60_000)
-    amqp_heartbeat_s: int = Field(3, ge=1, le=15)
-    confirm_timeout_ms: int = Field(10_000, ge=100, le=60_000)
+    redis_timeout_ms: int = Field(default=2_000, ge=10, le=60_000)
+    mysql_timeout_ms: int = Field(default=5_000, ge=10, le=60_000)
+    amqp_timeout_ms: int = Field(default=5_000, ge=10, le=60_000)
+    amqp_heartbeat_s: int = Field(default=3, ge=1, le=15)
+    confirm_timeout_ms: int = Field(default=10_000, ge=100, le=60_000)
     """A publish not confirmed by then makes the leader give up its connection, and with it the lock."""
-    answer_deadline_ms: int = Field(5_000, ge=100, le=120_000)
+    answer_deadline_ms: int = Field(default=5_000, ge=100, le=120_000)
     """From arrival to answer. After it the caller hears 503, `outcome: unknown` if the script may have run."""
 
-    unconfirmed_bytes_reserve_max: int = Field(64 * 1024 * 1024, ge=1024)
-    unconfirmed_bytes_settle_max: int = Field(96 * 1024 * 1024, ge=1024)
-    log_bytes_max: int = Field(256 * 1024 * 1024, ge=1024)
+    unconfirmed_bytes_reserve_max: int = Field(default=64 * 1024 * 1024, ge=1024)
+    unconfirmed_bytes_settle_max: int = Field(default=96 * 1024 * 1024, ge=1024)
+    log_bytes_max: int = Field(default=256 * 1024 * 1024, ge=1024)
     """Above this many bytes in the log, what is confirmed may be trimmed before it is applied."""
-    evict_after_s: int = Field(300, ge=0, le=86_400)
+    evict_after_s: int = Field(default=300, ge=0, le=86_400)
     """How long a settled record stays in Redis after its last change; it also waits for MySQL to have it."""
 
-    mysql_pool_max: int = Field(8, ge=1, le=256)
-    http_connections_max: int = Field(2_048, ge=1)
-    shutdown_grace_s: int = Field(15, ge=1, le=300)
-    reconcile_interval_s: float = Field(5.0, ge=0.05)
-    in_flight_alarm_s: float = Field(10.0, ge=0.1)
+    mysql_pool_max: int = Field(default=8, ge=1, le=256)
+    http_connections_max: int = Field(default=2_048, ge=1)
+    shutdown_grace_s: int = Field(default=15, ge=1, le=300)
+    reconcile_interval_s: float = Field(default=5.0, ge=0.05)
+    in_flight_alarm_s: float = Field(default=10.0, ge=0.1)
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = True
     metrics_host: str = "127.0.0.1"
-    metrics_port: int = Field(0, ge=0, le=65_535)
+    metrics_port: int = Field(default=0, ge=0, le=65_535)
     """Port of `/metrics` and `/health/*` for processes without an HTTP API of their own; 0 = none."""
     failpoints: str = ""
     """Tests only: `name=kill|stop[@nth]`, comma-separated, see `kernel.failpoints`."""
