@@ -16,11 +16,13 @@ from gateway.contract import contract
 from gateway.dispatch import Dispatch
 from gateway.operators import SHARD
 from inventory.batcher import Batcher
+from inventory.catalogue import Catalogue
 from inventory.confirmations import Confirmations
 from inventory.hot_path import HotPath
 from inventory.leader import Leader
 from inventory.loading import Loader
 from inventory.shard_state import ShardWatch
+from inventory.status import Overview
 from kernel.auth import KeyRing
 from kernel.logs import get_logger
 from kernel.metrics import Metrics
@@ -79,7 +81,8 @@ async def open_state(settings: Settings, lifecycle: Lifecycle) -> AsyncGenerator
         hot_path=hot_path,
         watch=watch,
         confirmations=confirmations,
-        database=database,
+        catalogue=Catalogue(database, settings.shards),
+        overview=Overview(settings, database, looking, SHARD),
         redis=looking,
         metrics=metrics,
         leader=leader,

@@ -11,14 +11,15 @@ from gateway.body import Receive, read_body
 from gateway.replies import Reply
 from gateway.requests import decode
 from inventory.batcher import Batcher
+from inventory.catalogue import Catalogue
 from inventory.confirmations import Confirmations
 from inventory.hot_path import HotPath
 from inventory.leader import Leader
 from inventory.shard_state import ShardWatch
+from inventory.status import Overview
 from kernel import limits
 from kernel.auth import KeyRing, Principal
 from kernel.metrics import Metrics
-from kernel.mysql_door import Database
 from kernel.problems import Problem
 from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
@@ -55,7 +56,8 @@ class State(TypedDict):
     hot_path: HotPath
     watch: ShardWatch
     confirmations: Confirmations
-    database: Database
+    catalogue: Catalogue
+    overview: Overview
     redis: RedisDoor
     metrics: Metrics
     leader: Leader

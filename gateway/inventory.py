@@ -20,7 +20,7 @@ from gateway.replies import (
     result_reply,
 )
 from gateway.requests import FieldError, InvalidBody, check_inventory_key
-from inventory.catalogue import Config, Creation, NewKey, create, read_configs
+from inventory.catalogue import Config, Creation, NewKey
 from inventory.loading import ReadBalance
 from inventory.moves import Move
 from inventory.operations import Line, Operation, fingerprint
@@ -52,7 +52,7 @@ async def create_inventory(call: Call) -> Reply:
         request_no=asked.request_no,
         created_by=call.principal.name,
     )
-    creation = await create(call.state["database"], key, call.state["settings"].shards)
+    creation = await call.state["catalogue"].create(key)
     if creation is Creation.CONFLICT:
         raise Problem("REQUEST_CONFLICT", "the key or the request number belongs to another request")
     replay = creation is Creation.REPLAY
@@ -157,7 +157,7 @@ async def _submitted(call: Call, operation: Operation) -> Reply:
 
 async def _read(call: Call, keys: Sequence[str]) -> dict[str, InventoryReply]:
     """The keys that exist. MySQL knows what a key is, Redis how much of it there is where it is loaded."""
-    configs = await read_configs(call.state["database"], keys)
+    configs = await call.state["catalogue"].read_configs(keys)
     balances = await call.state["hot_path"].read_balances([key for key in keys if key in configs])
     return {key: _inventory_reply(configs[key], balance) for key, balance in balances.items()}
 

@@ -10,9 +10,7 @@ from gateway import requests
 from gateway.call import Call
 from gateway.replies import JSON, Reply, encode
 from gateway.requests import FieldError, InvalidBody
-from inventory import reconcile_tasks
-from inventory.audit import audit
-from inventory.status import ShardReading, read_status
+from inventory.status import ShardReading
 from kernel.problems import Problem
 
 SHARD: Final = 0
@@ -125,7 +123,7 @@ class TaskReply(msgspec.Struct):
 async def status(call: Call) -> Reply:
     """GET /ops/status."""
     state = call.state
-    reading = await read_status(state["settings"], state["database"], state["redis"], SHARD)
+    reading = await state["overview"].status()
     leads = state["leader"].status.leading
     shard = shard_reply(reading, leads)
     gateway = GatewayReply(socket.gethostname(), os.getpid(), [SHARD] if leads else [])
@@ -167,7 +165,7 @@ def shard_reply(reading: ShardReading, leads: bool) -> ShardReply:
 
 async def read_audit(call: Call) -> Reply:
     """GET /ops/audit."""
-    checks = await audit(call.state["database"], call.state["redis"], SHARD)
+    checks = await call.state["overview"].audit()
     found = [CheckReply(check.name, check.ok, check.checked, check.violations) for check in checks]
     return Reply(200, encode(AuditReply(all(check.ok for check in found), found)))
 
@@ -175,12 +173,8 @@ async def read_audit(call: Call) -> Reply:
 async def reconcile(call: Call) -> Reply:
     """POST /ops/reconcile: the reconciler does it, this only leaves the task."""
     asked = await call.decoded(_reconcile_decoder, empty=b"{}")
-    task = await reconcile_tasks.request(
-        call.state["database"],
-        asked.shard,
-        asked.keys or [],
-        dry_run=asked.dry_run,
-        requested_by=call.principal.name,
+    task = await call.state["overview"].request_reconcile(
+        asked.keys or [], dry_run=asked.dry_run, requested_by=call.principal.name
     )
     return Reply(202, encode(TaskCreatedReply(task)))
 
@@ -190,7 +184,7 @@ async def read_reconcile(call: Call) -> Reply:
     number = call.names[0]
     if not (number.isascii() and number.isdigit() and len(number) < 19):
         raise InvalidBody(FieldError("id", "a task's id is a whole number"))
-    task = await reconcile_tasks.read_task(call.state["database"], int(number))
+    task = await call.state["overview"].read_reconcile(int(number))
     if task is None:
         raise Problem("UNKNOWN_TASK", f"no task {number}")
     fields = task._asdict()

@@ -64,13 +64,49 @@ class Config(NamedTuple):
     init_status: Literal["READY", "PENDING_IMPORT", "PENDING_GEN"]
 
 
-async def create(database: Database, key: NewKey, shards: int) -> Creation:
-    """Create the key with a balance of nothing, or find that it is there. Raises what the door raises.
+class Catalogue:
+    """The keys of one system. Every method raises what the door raises."""
 
-    After a failure with outcome `unknown` the same call tells what happened.
-    """
-    shard = shard_of(key.inventory_key, shards)
-    config = (
+    def __init__(self, database: Database, shards: int) -> None:
+        self._database = database
+        self._shards = shards
+
+    async def create(self, key: NewKey) -> Creation:
+        """Create the key with a balance of nothing, or find that it is there.
+
+        After a failure with outcome `unknown` the same call tells what happened.
+        """
+        shard = shard_of(key.inventory_key, self._shards)
+        for attempt in range(1, CREATE_ATTEMPTS_MAX + 1):
+            try:
+                async with self._database.transaction() as transaction:
+                    await transaction.execute(_INSERT_CONFIG, _config_row(key, shard))
+                    await transaction.execute(_INSERT_BALANCE, (key.inventory_key, shard))
+            except DuplicateKey:
+                return await self._compare(key)
+            except Retryable:
+                # Two creations of one key may deadlock on its duplicate; the loser finds the winner's row.
+                if attempt == CREATE_ATTEMPTS_MAX:
+                    raise
+            else:
+                return Creation.CREATED
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _compare(self, key: NewKey) -> Creation:
+        rows = await self._database.fetch_all(_SELECT_ORIGIN, (key.inventory_key,))
+        same = bool(rows) and tuple(rows[0]) == (key.tenant, key.request_no, key.fingerprint())
+        return Creation.REPLAY if same else Creation.CONFLICT
+
+    async def read_configs(self, inventory_keys: Sequence[str]) -> dict[str, Config]:
+        """The configuration of those keys that exist."""
+        if not inventory_keys:
+            return {}
+        rows = await self._database.fetch_all(_SELECT_CONFIGS, (tuple(inventory_keys),))
+        return {inventory_key: Config(mode, status) for inventory_key, mode, status in rows}
+
+
+def _config_row(key: NewKey, shard: int) -> tuple[str | int, ...]:
+    return (
         key.inventory_key,
         shard,
         key.item_id,
@@ -82,31 +118,3 @@ async def create(database: Database, key: NewKey, shards: int) -> Creation:
         key.fingerprint(),
         key.created_by,
     )
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            async with database.transaction() as transaction:
-                await transaction.execute(_INSERT_CONFIG, config)
-                await transaction.execute(_INSERT_BALANCE, (key.inventory_key, shard))
-            return Creation.CREATED
-        except DuplicateKey:
-            return await _compare(database, key)
-        except Retryable:
-            # Two creations of one key may deadlock on its duplicate; the loser finds the winner's row.
-            if attempt == CREATE_ATTEMPTS_MAX:
-                raise
-
-
-async def _compare(database: Database, key: NewKey) -> Creation:
-    rows = await database.fetch_all(_SELECT_ORIGIN, (key.inventory_key,))
-    same = bool(rows) and tuple(rows[0]) == (key.tenant, key.request_no, key.fingerprint())
-    return Creation.REPLAY if same else Creation.CONFLICT
-
-
-async def read_configs(database: Database, inventory_keys: Sequence[str]) -> dict[str, Config]:
-    """The configuration of those keys that exist. Raises what the door raises."""
-    if not inventory_keys:
-        return {}
-    rows = await database.fetch_all(_SELECT_CONFIGS, (tuple(inventory_keys),))
-    return {inventory_key: Config(mode, status) for inventory_key, mode, status in rows}

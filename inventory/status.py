@@ -1,13 +1,16 @@
 """How a shard stands, read from both stores and the queue; what cannot be asked is named instead of guessed."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 import sql
+from inventory import reconcile_tasks
+from inventory.audit import Check, audit
 from inventory.events import decode_changes
 from inventory.head import redis_now_ms
+from inventory.reconcile_tasks import TaskView
 from inventory.shard_state import ShardRow, read_shard
 from kernel import redis_keys
 from kernel.amqp_door import Publisher
@@ -55,13 +58,36 @@ class ShardReading(msgspec.Struct):
     missing: list[str] = []
 
 
-async def read_status(settings: Settings, database: Database, redis: RedisDoor, shard: int) -> ShardReading:
-    """Ask everything; never raises for a store's trouble."""
-    reading = ShardReading(missing=[])
-    await _into(reading, "mysql", lambda: _read_mysql(reading, database, shard))
-    await _into(reading, "redis", lambda: _read_redis(reading, redis, shard))
-    await _into(reading, "rabbitmq", lambda: _read_queue(reading, settings, shard))
-    return reading
+class Overview:
+    """One shard as operators see it. `redis` is a door for questions, never the deciding one."""
+
+    def __init__(self, settings: Settings, database: Database, redis: RedisDoor, shard: int) -> None:
+        self._settings = settings
+        self._database = database
+        self._redis = redis
+        self._shard = shard
+
+    async def status(self) -> ShardReading:
+        """Ask everything; never raises for a store's trouble."""
+        reading = ShardReading(missing=[])
+        await _into(reading, "mysql", lambda: _read_mysql(reading, self._database, self._shard))
+        await _into(reading, "redis", lambda: _read_redis(reading, self._redis, self._shard))
+        await _into(reading, "rabbitmq", lambda: _read_queue(reading, self._settings, self._shard))
+        return reading
+
+    async def audit(self) -> list[Check]:
+        """The invariants over everything; raises what the doors raise."""
+        return await audit(self._database, self._redis, self._shard)
+
+    async def request_reconcile(self, keys: Sequence[str], *, dry_run: bool, requested_by: str) -> int:
+        """Leave a task for the reconciler; its number. Raises what the door raises."""
+        return await reconcile_tasks.request(
+            self._database, self._shard, keys, dry_run=dry_run, requested_by=requested_by
+        )
+
+    async def read_reconcile(self, task_id: int) -> TaskView | None:
+        """One task; None if there is none with this number. Raises what the door raises."""
+        return await reconcile_tasks.read_task(self._database, task_id)
 
 
 async def read_log_status(redis: RedisDoor, row: ShardRow) -> LogStatus | None:

@@ -214,7 +214,7 @@ def main() -> int:
         for target, value in result["medians_per_s"].items():
             print(f"{target:18} {value:9,}/s (median of {arguments.rounds} rounds)")
         print(
-            f"ack={result['ack']}: {result['ratio_spread']} × seed over {arguments.keys} keys, {result['ratio_hot']} × on one key"
+            f"ack={result['ack']}: {result['ratio_spread']}x seed over {arguments.keys} keys, {result['ratio_hot']}x on one key"
         )
         print(f"audit {result['audit']}, {result['errors']} errors")
     return 0 if result["audit"] == "ok" and result["errors"] == 0 else 1
