@@ -111,4 +111,4 @@ def run(settings: Settings) -> int:
             await database.close()
         return 0
 
-    return run_until_signal(settings, main)
+    return run_until_signal(main, settings)

@@ -3,11 +3,11 @@
 SELECT inventory_key, seq, kind, ref
 FROM (
     SELECT inventory_key, seq, kind, ref,
-        available - d_available - LAG(available, 1, 0) OVER w AS wrong_available,
-        reserved - d_reserved - LAG(reserved, 1, 0) OVER w AS wrong_reserved,
-        sold - d_sold - LAG(sold, 1, 0) OVER w AS wrong_sold,
-        consumed - d_consumed - LAG(consumed, 1, 0) OVER w AS wrong_consumed,
-        locked - d_locked - LAG(locked, 1, 0) OVER w AS wrong_locked
+        available - d_available - COALESCE(LAG(available) OVER w, 0) AS wrong_available,
+        reserved - d_reserved - COALESCE(LAG(reserved) OVER w, 0) AS wrong_reserved,
+        sold - d_sold - COALESCE(LAG(sold) OVER w, 0) AS wrong_sold,
+        consumed - d_consumed - COALESCE(LAG(consumed) OVER w, 0) AS wrong_consumed,
+        locked - d_locked - COALESCE(LAG(locked) OVER w, 0) AS wrong_locked
     FROM inventory_ledger
     WHERE shard_no = %s
     WINDOW w AS (PARTITION BY inventory_key ORDER BY seq)
