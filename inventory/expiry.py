@@ -124,11 +124,10 @@ class Sweeper:
             self._read_again_ms = now_ms + (REREAD_MS if self._unloaded else REREAD_EMPTY_MS)
 
     async def _expire(self, orders: Sequence[tuple[str, str]]) -> int:
-        """Let the script look at these; how many it could not bring to an end. Raises StoreUnavailable."""
+        """Let the script look at these; how many it could not bring to an end. Raises StoreUnavailable if none."""
         decided = await self._hot_path.decide(expiries(orders), term=self._term)
-        stuck = 0
-        for decision in decided.decisions:
-            if not isinstance(decision, Result):
-                raise StoreUnavailable("redis", decision.outcome, decision.detail)
-            stuck += decision.outcome is not Outcome.DONE
-        return stuck
+        failures = [decision for decision in decided.decisions if not isinstance(decision, Result)]
+        if len(failures) == len(orders):
+            raise StoreUnavailable("redis", failures[0].outcome, failures[0].detail)
+        done = [decision for decision in decided.decisions if isinstance(decision, Result)]
+        return len(failures) + sum(decision.outcome is not Outcome.DONE for decision in done)
