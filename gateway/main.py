@@ -50,6 +50,9 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
     The order at the end: not ready, no new connections, answers to what is in flight, the batcher drained, the
     leadership resigned, the doors closed. A second stop does not hurry it; a kill is as safe.
     """
+    # Accepted connections inherit it. A loop sets it by itself only where it recognises the listener as TCP, and without
+    # it an answer waits 40 ms for the caller's delayed acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     lifecycle = Lifecycle()
     server = GatewayServer(
         uvicorn.Config(
