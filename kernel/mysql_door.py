@@ -206,7 +206,7 @@ class Transaction:
     async def execute(self, statement: Statement, params: Sequence[Any] = ()) -> int:
         """Run a statement and return how many rows it changed: a row that already had the values is not counted."""
         async with self._one_statement(), self._session.connection.cursor() as cursor:
-            await cursor.execute(statement, params or None)
+            await cursor.execute(statement, tuple(params))
             return cursor.rowcount
 
     async def execute_many(self, statement: Statement, rows: Sequence[Sequence[Any]]) -> None:
@@ -238,7 +238,7 @@ class Transaction:
 
 async def _query(session: _Session, statement: Statement, params: Sequence[Any]) -> list[tuple[Any, ...]]:
     async with session.connection.cursor() as cursor:
-        await cursor.execute(statement, params or None)
+        await cursor.execute(statement, tuple(params))
         return list(await cursor.fetchall())
 
 
