@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import lua
 from inventory.batcher import Batcher
@@ -64,7 +64,7 @@ class World:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, servers: Servers, **changed: Any) -> AsyncIterator["World"]:
+    async def open(cls, servers: Servers, **changed: Any) -> AsyncGenerator["World"]:
         """An empty system with one open epoch."""
         for server in (servers.redis, servers.mariadb):
             if not server.alive():
@@ -149,7 +149,7 @@ class World:
         )
 
     @asynccontextmanager
-    async def naming(self) -> AsyncIterator[None]:
+    async def naming(self) -> AsyncGenerator[None]:
         """Somebody names whatever comes, at once."""
         door = RedisDoor.open(self.settings, name="naming")
 
@@ -304,7 +304,7 @@ class World:
     # --- gateways -------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def gateway(self, *, settings: Settings | None = None, listening: bool = True) -> AsyncIterator[Gateway]:
+    async def gateway(self, *, settings: Settings | None = None, listening: bool = True) -> AsyncGenerator[Gateway]:
         """A gateway's parts, running."""
         settings = settings or self.settings
         async with AsyncExitStack() as stack:
@@ -330,8 +330,25 @@ class World:
             yield Gateway(path, loader, watch, confirmations, batcher, doors[0], metrics)
 
 
+class Pause:
+    """Holds up every call of one asynchronous method, before it or after it, until `go_on` is set."""
+
+    def __init__(self, owner: Any, method: str, *, after: bool = False) -> None:
+        self.reached = asyncio.Event()
+        self.go_on = asyncio.Event()
+        original = getattr(owner, method)
+
+        async def paused(*arguments: Any, **named: Any) -> Any:
+            result = await original(*arguments, **named) if after else None
+            self.reached.set()
+            await self.go_on.wait()
+            return result if after else await original(*arguments, **named)
+
+        setattr(owner, method, paused)
+
+
 @asynccontextmanager
-async def running(work: Any) -> AsyncIterator[asyncio.Task[None]]:
+async def running(work: Any) -> AsyncGenerator[asyncio.Task[None]]:
     """Run something beside the block, cancel it at its end, and show why it ended before, if it did."""
     task: asyncio.Task[None] = asyncio.create_task(work)
     try:
@@ -390,6 +407,6 @@ def outcomes(decisions: Sequence[Result | Failure]) -> list[str]:
         if isinstance(decision, Failure):
             names.append(f"{decision.code} {decision.outcome}")
         else:
-            outcome = cast("Outcome", decision.outcome)
+            outcome = decision.outcome
             names.append("REPLAY" if outcome == Outcome.DONE and decision.replay else outcome.name)
     return names
