@@ -109,14 +109,10 @@ class Shard:
         return self.run("freeze", [self.names.head, *balances], [self.term if term is None else term, value])
 
     def take_over(self, term: int, m: int, digest: str) -> list[Any]:
-        return msgspec.msgpack.decode(
-            self.run("take_over", [self.names.head, self.names.log], [term, m, digest])
-        )
+        return msgspec.msgpack.decode(self.run("take_over", [self.names.head, self.names.log], [term, m, digest]))
 
     def check_chain(self, term: int, m: int, digest: str) -> list[Any]:
-        return msgspec.msgpack.decode(
-            self.run("check_chain", [self.names.head, self.names.log], [term, m, digest])
-        )
+        return msgspec.msgpack.decode(self.run("check_chain", [self.names.head, self.names.log], [term, m, digest]))
 
     def read_keys(self, *keys: str) -> tuple[int, list[list[Any]]]:
         balances = [self.names.balance(key) for key in keys]

@@ -20,9 +20,7 @@ PARTS = sorted({path.stem for path in FOLDER.glob("*.lua")} - set(SCRIPTS))
 
 
 def table_of(client: redis.Redis, part: str, expression: str) -> object:
-    return msgspec.msgpack.decode(
-        client.eval(lua.resolve(part) + f"\nreturn cmsgpack.pack({expression})", 0)
-    )
+    return msgspec.msgpack.decode(client.eval(lua.resolve(part) + f"\nreturn cmsgpack.pack({expression})", 0))
 
 
 def numbers(enum: type[IntEnum]) -> dict[str, int]:

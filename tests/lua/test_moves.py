@@ -79,7 +79,13 @@ def test_an_operators_change_moves_its_quantities_and_the_version(shard: Shard, 
     assert Quantities(view.available, view.reserved, view.sold, view.consumed, view.locked) == after
     assert shard.balance("a") == after
     [change] = shard.changes()
-    assert (change.kind, change.tenant, change.ref, change.actor, change.reason) == (kind, "shop", "r1", "ops", "counted")
+    assert (change.kind, change.tenant, change.ref, change.actor, change.reason) == (
+        kind,
+        "shop",
+        "r1",
+        "ops",
+        "counted",
+    )
     assert (change.due_ms, change.buyer_id, change.line_count, change.open_lines) == (0, "", 0, 0)
     [event] = change.events
     assert (event.state, event.qty, event.position, event.seq, event.version) == (LineState.NONE, QTY, 0, 21, 7)
