@@ -99,8 +99,10 @@ class Leftovers:
 
     async def _list_unless_applied(self, epoch: int, m: int, term: int, fields: dict[bytes, bytes]) -> bool:
         payload = fields[b"e"]
-        event = decode_changes(payload)[0].events[0]
-        place = (event.inventory_key, event.seq, epoch, m)
+        change = decode_changes(payload)[0]
+        event = change.events[0]
+        # A forked log gives other changes the same numbers: what they were for, and when, tells them apart.
+        place = (event.inventory_key, event.seq, epoch, m, change.tenant, change.ref, change.at_ms)
         if await self._database.fetch_all(sql.load("select_ledger_entry"), place):
             return False
         row = (self._shard, epoch, m, term, fields[b"d"].decode(), payload, self._clock.now_ms())
