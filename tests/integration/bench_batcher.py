@@ -24,7 +24,9 @@ from stockgate.servers import Servers
 from tests.integration.hot_world import World, outcomes, reserve
 
 
-async def submit_for(batcher: Batcher, seconds: float, callers: int, keys: int) -> tuple[int, float, float, list[float]]:
+async def submit_for(
+    batcher: Batcher, seconds: float, callers: int, keys: int
+) -> tuple[int, float, float, list[float]]:
     """Operations done, seconds, CPU seconds, and each operation's latency in seconds."""
     numbers = itertools.count()
     latencies: list[float] = []

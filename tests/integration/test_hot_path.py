@@ -65,9 +65,10 @@ async def test_a_repeat_is_a_replay_and_another_content_a_conflict(world: World)
             "ILLEGAL_TRANSITION",
             "ORDER_CLOSED",
         ]
-        assert await decide(gateway, confirm("nobody"), read("nobody"), settle(Move.EXPIRE, "nobody")) == [
-            "UNKNOWN_ORDER"
-        ] * 3
+        assert (
+            await decide(gateway, confirm("nobody"), read("nobody"), settle(Move.EXPIRE, "nobody"))
+            == ["UNKNOWN_ORDER"] * 3
+        )
     assert (await world.balance("k1"))["available"] == 100 - 2 - 2 + 5
 
 
@@ -207,7 +208,9 @@ async def test_a_parked_order_replayed_during_the_look_up_is_not_missed(world: W
     async with world.gateway() as gateway:
         assert await decide(gateway, reserve("a")) == ["DONE"]
         await world.apply()
-        columns = "tenant, order_id, shard_no, fingerprint, buyer_id, line_count, open_lines, due_ms, epoch, m, created_ms"
+        columns = (
+            "tenant, order_id, shard_no, fingerprint, buyer_id, line_count, open_lines, due_ms, epoch, m, created_ms"
+        )
         await world.sql("CREATE TABLE IF NOT EXISTS set_aside AS SELECT * FROM inventory_order")
         await world.sql("DELETE FROM inventory_order")
         await world.sql(PARK, ("a",))
