@@ -134,7 +134,14 @@ async def check_history(world: World, orders: dict[str, OrderHistory], stock: di
 
 
 async def check_all(world: World, orders: dict[str, OrderHistory], stock: dict[str, int]) -> Counter[str]:
-    """Wait for quiet, then every invariant."""
+    """Wait until the holds that were left to expire have expired and all is quiet, then check every invariant."""
+
+    async def expired() -> bool:
+        return not await world.query(
+            "SELECT 1 FROM inventory_order WHERE open_lines > 0 AND due_ms - created_ms < 60000 LIMIT 1"
+        )
+
+    await world.until(expired, 30.0, "short holds expired")
     await world.quiet()
     await check_stores(world)
     return await check_history(world, orders, stock)
