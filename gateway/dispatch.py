@@ -79,7 +79,7 @@ class Dispatch:
         try:
             found = self._routes.find(scope["method"], scope["raw_path"])
             if found is None:
-                await self._inner(scope, receive, send)
+                await self._inner(scope, receive, self._named(send, request_id, state))
                 return
             endpoint, names = found
             route = endpoint.template
@@ -123,12 +123,26 @@ class Dispatch:
             )
         return problem_reply(problem, request_id)
 
-    async def _send(self, send: Send, reply: Reply, request_id: bytes, route: str, state: State) -> None:
-        counter = self._counters.get((route, reply.status))
+    def _named(self, send: Send, request_id: bytes, state: State) -> Send:
+        """Name the request in what the application inside answers, and count it."""
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                self._count("other", message["status"], state)
+            await send(message)
+
+        return send_named
+
+    def _count(self, route: str, status: int, state: State) -> None:
+        counter = self._counters.get((route, status))
         if counter is None:
-            counter = state["metrics"].http_requests_total.labels(route=route, status=str(reply.status))
-            self._counters[route, reply.status] = counter
+            counter = state["metrics"].http_requests_total.labels(route=route, status=str(status))
+            self._counters[route, status] = counter
         counter.inc()
+
+    async def _send(self, send: Send, reply: Reply, request_id: bytes, route: str, state: State) -> None:
+        self._count(route, reply.status, state)
         headers: list[Header] = [
             (b"content-length", b"%d" % len(reply.body)),
             (b"x-request-id", request_id),

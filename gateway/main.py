@@ -70,8 +70,13 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
     )
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(_end_server(server, lifecycle, stop))
-        await server.serve(sockets=[listener])
-        watching.cancel()
+        try:
+            await server.serve(sockets=[listener])
+        except SystemExit:
+            # uvicorn's way to say that the lifespan did not start; it has logged why.
+            return 1
+        finally:
+            watching.cancel()
     if lifecycle.failure is not None:
         get_logger().error("gateway_failed", exc_info=lifecycle.failure)
     return 0 if server.started and lifecycle.failure is None else 1

@@ -180,6 +180,8 @@ def problem_reply(problem: Problem, instance: str) -> Reply:
         headers = (PROBLEM_JSON, RETRY_AFTER)
     elif problem.status == 401:
         headers = (PROBLEM_JSON, (b"www-authenticate", b"Bearer"))
+    elif problem.status == 405:
+        headers = (PROBLEM_JSON, (b"allow", ", ".join(problem.extra["allowed"]).encode()))
     elif problem.status in {408, 413}:
         # What is left of the body is not read: the connection is of no use any more.
         headers = (PROBLEM_JSON, (b"connection", b"close"))
