@@ -1,0 +1,60 @@
+"""Settings: defaults that work together, bounds that refuse, secrets that are not shown."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from kernel.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No `.env` of the checkout is read here."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_defaults_stand_in_order() -> None:
+    settings = Settings()
+    assert settings.hold_ttl_default_s <= settings.hold_ttl_max_s
+    assert settings.unconfirmed_bytes_reserve_max < settings.unconfirmed_bytes_settle_max
+    # One try of Redis fits into the answer's time, and a confirm may be waited for longer than any answer.
+    assert settings.redis_timeout_ms < settings.answer_deadline_ms <= settings.confirm_timeout_ms
+
+
+def test_environment_and_file_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_text("STOCKGATE_ACK=redis\nSTOCKGATE_HOLD_TTL_MAX_S=1000\nOTHER=1\n")
+    monkeypatch.setenv("STOCKGATE_HOLD_TTL_MAX_S", "2000")
+    settings = Settings()
+    assert (settings.ack, settings.hold_ttl_max_s) == ("redis", 2000)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("SHARDS", "2", "must be 1"),
+        ("ACK", "maybe", "broker"),
+        ("HOLD_TTL_DEFAULT_S", "0", "greater than or equal to 1"),
+        ("HOLD_TTL_DEFAULT_S", "90000", "HOLD_TTL_MAX_S"),
+        ("AMQP_HEARTBEAT_S", "60", "less than or equal to 15"),
+        ("UNCONFIRMED_BYTES_SETTLE_MAX", "1024", "must not be below"),
+        ("LOG_LEVEL", "loud", "debug"),
+    ],
+)
+def test_what_cannot_work_does_not_start(monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str) -> None:
+    monkeypatch.setenv(f"STOCKGATE_{name}", value)
+    with pytest.raises(ValidationError, match=says):
+        Settings()
+
+
+def test_addresses_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REDIS", "MYSQL", "AMQP"):
+        monkeypatch.setenv(f"STOCKGATE_{name}_URL", "x://user:sesame@host/0")
+    settings = Settings()
+    assert "sesame" not in repr(settings) + str(settings) + settings.model_dump_json()
+    assert settings.redis_url.get_secret_value() == "x://user:sesame@host/0"
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().ack = "redis"  # pyright: ignore[reportAttributeAccessIssue]
