@@ -90,7 +90,10 @@ class Player:
             return order
         if refused:
             history.refused = refused[0].code
-            if refused[0].code != "INSUFFICIENT_STOCK":
+            if any(answer.after_unknown for answer in refused):
+                # An attempt whose answer was lost may have held stock that has expired since, or may still be decided.
+                history.unknown.append("reserve")
+            elif refused[0].code != "INSUFFICIENT_STOCK":
                 self.surprises.append(f"{plan.order_id}: reserve was refused with {refused[0].code}")
         return None
 
