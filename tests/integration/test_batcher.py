@@ -394,6 +394,7 @@ async def test_a_caller_that_leaves_takes_nobody_with_it(world: World) -> None:
             setattr(owner, method, original)
             async with world.naming():
                 assert outcomes((await blocker).results) == outcomes((await staying).results) == ["DONE"]
+        assert not [change for change in await world.changes() if change.ref.startswith("leaving")], "not sent yet"
         leaving, staying = submit(gateway, reserve("leaving-name")), submit(gateway, reserve("staying-name"))
         await asyncio.sleep(0.2)
         leaving.cancel()

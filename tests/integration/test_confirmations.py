@@ -86,6 +86,21 @@ async def test_a_naming_that_nobody_heard_is_asked_for(world: World) -> None:
         assert all(await asyncio.gather(*pending))
 
 
+async def test_one_missed_naming_among_many_is_asked_for_without_waiting_for_silence(world: World) -> None:
+    async with world.gateway() as gateway:
+        missed = await entry(gateway, "missed")
+        waiting = asyncio.create_task(gateway.confirmations.wait(*missed, soon()))
+        await asyncio.sleep(0)
+        await world.name(said=False)
+        for m in range(missed[1] + 1, 40):
+            await say(world, Naming(missed[0], [(m, "0" * 40)]))
+            await asyncio.sleep(0.02)
+            if waiting.done():
+                break
+        assert waiting.done(), "news of others came all the time"
+        assert await waiting
+
+
 async def test_a_cut_subscription_is_made_anew_and_nothing_is_lost(world: World) -> None:
     async with world.gateway() as gateway:
         wanted = [await entry(gateway, f"o{number}") for number in range(5)]

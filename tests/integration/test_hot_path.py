@@ -126,6 +126,15 @@ async def test_a_proof_older_than_what_left_redis_is_looked_up_again(world: Worl
     assert [change.kind for change in await world.changes()] == [Move.RESERVE, Move.RELEASE]
 
 
+async def test_proofs_that_are_never_new_enough_end_in_a_503(world: World) -> None:
+    await world.stock("k1")
+    async with world.gateway() as gateway:
+        await world.redis.command("HSET", world.names.head, "evicted_m", "1000")
+        assert await decide(gateway, reserve("a"), confirm("b")) == ["UNAVAILABLE not_executed"] * 2
+        await world.redis.command("HSET", world.names.head, "evicted_m", "0")
+        assert await decide(gateway, reserve("a"), confirm("b")) == ["DONE", "UNKNOWN_ORDER"]
+
+
 async def test_a_record_that_was_loaded_and_left_before_the_call_is_not_taken_for_new(world: World) -> None:
     await world.stock("k1")
     async with world.gateway() as gateway:
