@@ -111,11 +111,9 @@ class _Link:
         with _translated("not_executed"):
             async with asyncio.timeout(self.timeout_s):
                 channel = cast("Channel", await self.connection.channel(publisher_confirms=False))
-                try:
-                    yield channel
-                finally:
-                    if not channel.is_closed:
-                        await channel.close()
+                # Where the request fails the channel is closed already: by the refusal, or by the driver giving it up.
+                yield channel
+                await channel.close()
 
     async def declare_log_queue(self, shard: int) -> None:
         """Make the shard's quorum queue if it is not there; raises StoreRefused if it is there with other arguments."""
@@ -192,6 +190,10 @@ class Publisher:
         except StoreRefused as refused:
             if refused.code == "RESOURCE_LOCKED":
                 return False
+            raise
+        except BaseException:
+            # The broker may have given it all the same: nobody may hold it without knowing.
+            self._link.cut("lock: no answer")
             raise
         return True
 

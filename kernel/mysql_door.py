@@ -174,7 +174,8 @@ async def _asking(session: _Session, timeout_s: float) -> AsyncGenerator[None]:
     except OSError as error:
         session.close()
         raise _ConnectionLostError(str(error)) from error
-    except asyncio.CancelledError:
+    except BaseException:
+        # Cancelled, or a reply that the driver could not read: what is left of it must not reach the next caller.
         session.close()
         raise
 
@@ -192,6 +193,7 @@ class Transaction:
         self._session = session
         self._timeout_s = timeout_s
         self._ended: str | None = None
+        self._asking = False
 
     async def fetch_all(self, statement: Statement, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return all its rows, columns in the order of the statement."""
@@ -225,6 +227,9 @@ class Transaction:
     async def _one_statement(self) -> AsyncGenerator[None]:
         if self._ended is not None:
             raise StoreUnavailable("mysql", "not_executed", f"the transaction is over: {self._ended}")
+        if self._asking:
+            raise RuntimeError("a transaction has one connection: its statements follow each other")
+        self._asking = True
         try:
             async with _asking(self._session, self._timeout_s):
                 yield
@@ -234,6 +239,8 @@ class Transaction:
         except (Retryable, StoreRefused) as failure:
             self._ended = str(failure)
             raise
+        finally:
+            self._asking = False
 
 
 async def _query(session: _Session, statement: Statement, params: Sequence[Any]) -> list[tuple[Any, ...]]:

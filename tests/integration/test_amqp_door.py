@@ -340,6 +340,28 @@ async def test_the_lock_is_free_after_heartbeats_stop_and_the_holder_knows(
         await stopped.publish(LOG, b"too late", message_type="1")
 
 
+async def test_a_lock_whose_answer_was_not_awaited_is_not_held(settings: Settings) -> None:
+    given_up = 0
+    for steps in range(0, 60, 4):
+        uncertain = await Publisher.connect(settings, name="uncertain")
+        locking = asyncio.create_task(uncertain.lock(LOCK))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        locking.cancel()
+        try:
+            assert await locking
+            uncertain.abandon()
+        except asyncio.CancelledError:
+            given_up += 1
+            # Cancelled before its first step it has asked for nothing.
+            assert uncertain.closed.done() or steps == 0
+        other = await Publisher.connect(settings, name="other")
+        assert await lock_soon(other)
+        await uncertain.close()
+        await other.close()
+    assert given_up > 3
+
+
 # --- consuming ---------------------------------------------------------------------
 
 

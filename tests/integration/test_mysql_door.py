@@ -144,6 +144,28 @@ async def test_text_and_bytes_come_back_as_they_were(db: Database) -> None:
     assert rows == [(note, payload)] * 2
 
 
+async def test_statements_of_one_transaction_follow_each_other(db: Database) -> None:
+    async with db.transaction() as tx:
+        asking = asyncio.create_task(tx.fetch_one(Statement("SELECT SLEEP(0.1)")))
+        await asyncio.sleep(0.02)
+        with pytest.raises(RuntimeError):
+            await tx.execute(INSERT, ("a", 1))
+        assert await asking == (0,)
+        await tx.execute(INSERT, ("b", 1))
+    assert await db.fetch_all(ALL) == [("b", 1)]
+
+
+async def test_wrong_parameters_are_a_bug_and_leave_nothing(db: Database, servers: Servers) -> None:
+    with pytest.raises(TypeError):
+        await db.fetch_all(Statement("SELECT %s"), (1, 2))
+    with pytest.raises(TypeError):
+        async with db.transaction() as tx:
+            await tx.execute(INSERT, ("a", 1))
+            await tx.execute(INSERT, ("b",))
+    assert await nothing_half_open(servers)
+    assert await db.fetch_all(COUNT) == [(0,)]
+
+
 # --- many rows ------------------------------------------------------------------
 
 
