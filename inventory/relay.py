@@ -61,7 +61,7 @@ def pack(entries: Sequence[Entry]) -> list[list[Entry]]:
     messages: list[list[Entry]] = []
     room = 0
     for entry in entries:
-        if room < len(entry.payload):
+        if not messages or room < len(entry.payload):
             messages.append([])
             room = limits.RELAY_MESSAGE_BYTES_MAX
         messages[-1].append(entry)

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,11 @@ class NotReached(AssertionError):
 
 
 @asynccontextmanager
-async def running(work: Awaitable[Any]) -> AsyncGenerator[asyncio.Task[Any]]:
+async def running(work: Coroutine[Any, Any, Any]) -> AsyncGenerator[asyncio.Task[Any]]:
     """Run something beside the block and cancel it at its end."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.create_task(work)
     try:
-        yield task  # pyright: ignore[reportReturnType]
+        yield task
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -296,9 +296,7 @@ class LeaderWorld:
             return None
         if decision.wait:
             with suppress(TimeoutError):
-                if await self.confirmations.wait(
-                    decided.epoch, decided.m, decided.digest, time.monotonic() + limit_s
-                ):
+                if await self.confirmations.wait(decided.epoch, decided.m, decided.digest, time.monotonic() + limit_s):
                     return decision
             return None
         return decision
@@ -358,9 +356,7 @@ class LeaderWorld:
         row = await self.quiet()
         assert row["alarm"] == ""
         assert not self.unanswered
-        ledger = await self.query(
-            "SELECT ref, inventory_key FROM inventory_ledger WHERE kind = %s", int(Move.RESERVE)
-        )
+        ledger = await self.query("SELECT ref, inventory_key FROM inventory_ledger WHERE kind = %s", int(Move.RESERVE))
         times = Counter(ref for ref, _ in ledger)
         assert [ref for ref, count in times.items() if count > 1] == []
         assert [ref for ref in self.acked if times[ref] == 0] == []

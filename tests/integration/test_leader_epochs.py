@@ -28,7 +28,7 @@ async def copy_redis(world: LeaderWorld) -> Copy:
     await world.redis.command("MULTI")
     for name in names:
         await world.redis.command("DUMP", name)
-    dumps: list[bytes] = await world.redis.command("EXEC")
+    dumps: list[bytes | None] = await world.redis.command("EXEC")
     return [(name.decode(), dump) for name, dump in zip(names, dumps, strict=True) if dump is not None]
 
 
@@ -48,16 +48,15 @@ async def shorten_append_only_file(world: LeaderWorld, bytes_lost: int) -> None:
 
 
 @asynccontextmanager
-async def under_load(servers: Servers, directory: Path, **changed: str) -> AsyncGenerator[LeaderWorld]:
+async def under_load(servers: Servers, directory: Path) -> AsyncGenerator[LeaderWorld]:
     """Buyers with answers behind them; the invariants are checked at the end."""
-    async with LeaderWorld.open(servers, directory, **changed) as world:
-        async with world.leader():
-            await world.decides()
-            async with world.buyers():
-                await world.more_answers(50)
-                yield world
-                await world.more_answers(50)
-            await world.check()
+    async with LeaderWorld.open(servers, directory) as world, world.leader():
+        await world.decides()
+        async with world.buyers():
+            await world.more_answers(50)
+            yield world
+            await world.more_answers(50)
+        await world.check()
 
 
 async def test_an_intact_redis_goes_on_in_the_same_epoch(servers: Servers, tmp_path: Path) -> None:
@@ -83,9 +82,7 @@ async def test_a_redis_that_stays_away_costs_a_term_but_no_epoch(servers: Server
 
 
 @pytest.mark.parametrize("bytes_lost", [1, 2_000, 50_000])
-async def test_a_shortened_redis_is_closed_and_opened_anew(
-    servers: Servers, tmp_path: Path, bytes_lost: int
-) -> None:
+async def test_a_shortened_redis_is_closed_and_opened_anew(servers: Servers, tmp_path: Path, bytes_lost: int) -> None:
     async with under_load(servers, tmp_path) as world:
         await servers.redis.kill()
         await shorten_append_only_file(world, bytes_lost)

@@ -104,23 +104,22 @@ async def test_an_evicted_order_is_never_taken_for_a_new_one(servers: Servers, t
 
 
 async def test_what_mysql_does_not_have_is_not_evicted(servers: Servers, tmp_path: Path) -> None:
-    async with LeaderWorld.open(servers, tmp_path, worker=False, evict_after_s="0") as world:
-        async with world.leader():
-            async with world.worker():
-                row = await world.decides()
-                await world.buy()
-                await world.quiet()
-            names = EpochKeys(SHARD, row["epoch"])
-            order_id = await world.buy()
-            await world.ask(settle(Move.RELEASE, order_id))
-            await asyncio.sleep(2.5)
-            assert await world.redis.command("EXISTS", names.order(TENANT, order_id)) == 1
-            async with world.worker():
+    async with LeaderWorld.open(servers, tmp_path, worker=False, evict_after_s="0") as world, world.leader():
+        async with world.worker():
+            row = await world.decides()
+            await world.buy()
+            await world.quiet()
+        names = EpochKeys(SHARD, row["epoch"])
+        order_id = await world.buy()
+        await world.ask(settle(Move.RELEASE, order_id))
+        await asyncio.sleep(2.5)
+        assert await world.redis.command("EXISTS", names.order(TENANT, order_id)) == 1
+        async with world.worker():
 
-                async def evicted() -> bool:
-                    return not await world.redis.command("EXISTS", names.order(TENANT, order_id))
+            async def evicted() -> bool:
+                return not await world.redis.command("EXISTS", names.order(TENANT, order_id))
 
-                await world.until(evicted, "the ended order has left Redis")
+            await world.until(evicted, "the ended order has left Redis")
 
 
 async def test_the_log_is_trimmed_behind_mysql(
@@ -144,11 +143,10 @@ async def test_the_log_is_trimmed_behind_mysql(
 
 async def test_a_log_beyond_its_bound_lets_go_of_what_the_queue_has(servers: Servers, tmp_path: Path) -> None:
     async with LeaderWorld.open(servers, tmp_path, worker=False, log_bytes_max="2048") as world:
-        async with world.worker():
-            async with world.leader():
-                row = await world.decides()
-                await world.buy_some(1)
-                await world.quiet()
+        async with world.worker(), world.leader():
+            row = await world.decides()
+            await world.buy_some(1)
+            await world.quiet()
         async with world.leader():
             names = EpochKeys(SHARD, row["epoch"])
             async with world.worker():
