@@ -23,6 +23,8 @@ from typing import Any
 
 import httpx2
 
+from loadtests.baselines.seed import fill
+
 WRK_SCRIPT = Path(__file__).parent / "wrk" / "reserve.lua"
 STOCK = 1_000_000_000
 
@@ -138,15 +140,6 @@ async def make_catalogue(gateway: str, key: str, prefix: str, count: int) -> Non
             await asyncio.gather(*(create(number) for number in range(start, min(start + 32, count))))
 
 
-async def fill_seed(redis_url: str, keys: int) -> None:
-    """Give the seed baseline its stock."""
-    import redis.asyncio
-
-    client = redis.asyncio.Redis.from_url(redis_url)
-    await client.mset({f"inventory:available_qty:{{k{number}}}": STOCK for number in range(keys)})
-    await client.aclose()
-
-
 async def measure(arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
     """Alternate rounds of the targets and compare their medians."""
     rounds: list[Round] = []
@@ -158,7 +151,7 @@ async def measure(arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any
         prefix = f"bench-{run}-"
         await make_catalogue(description["gateway"], keys["inventory"], prefix, arguments.keys)
         redis_url = description["redis"].rsplit("/", 1)[0] + "/9"
-        await fill_seed(redis_url, arguments.keys)
+        await fill(redis_url, arguments.keys, STOCK)
         seed_environment = {"REDIS_URL": redis_url, "AMQP_URL": description["amqp"]}
         async with baseline("seed", seed_environment) as seed_url, baseline("constant", {}) as constant_url:
             for number in range(arguments.rounds):

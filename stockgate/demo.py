@@ -11,23 +11,24 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
 
-import asyncmy
+from pydantic import SecretStr
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+import sql
 from client.answers import Done, Refused
 from client.failures import ClientError
 from client.replies import Order
 from client.retries import Retries
 from client.stockgate import StockgateClient
+from kernel.mysql_door import Database
+from kernel.settings import Settings
 from stockgate.demo_history import Verdict, judge
 from stockgate.demo_player import Player
 from stockgate.demo_stream import OrderPlan, OrdersFileError, Stream, read_orders_file, zipf_stream
@@ -289,16 +290,14 @@ class Demo:
 
     async def _compare_with_mysql(self, balances: dict[str, dict[str, int]]) -> tuple[list[str], int]:
         """Sentences about keys that differ between what the gateway says and MySQL; and the run's rows in the ledger."""
-        async with _mysql(self.mysql_url) as cursor:
-            pattern = f"demo-{self.run}-%"
-            await cursor.execute(
-                "SELECT inventory_key, available, reserved, sold, consumed, locked FROM inventory_balance"
-                " WHERE inventory_key LIKE %s",
-                (pattern,),
-            )
-            rows = await cursor.fetchall()
-            await cursor.execute("SELECT COUNT(*) FROM inventory_ledger WHERE inventory_key LIKE %s", (pattern,))
-            persisted = int((await cursor.fetchall())[0][0])
+        pattern = f"demo-{self.run}-%"
+        settings = Settings(mysql_url=SecretStr(self.mysql_url))
+        database = await Database.open(settings, name="demo")
+        try:
+            rows = await database.fetch_all(sql.load("select_balances_by_prefix"), (pattern,))
+            persisted = int((await database.fetch_all(sql.load("count_ledger_by_prefix"), (pattern,)))[0][0])
+        finally:
+            await database.close()
         in_mysql = {
             row[0]: dict(zip(("available", "reserved", "sold", "consumed", "locked"), row[1:], strict=True))
             for row in rows
@@ -345,25 +344,6 @@ class Demo:
             skipped_lines=self.stream.skipped,
             findings=[*verdict.oversold, *verdict.lost, *verdict.wrong, *drift, *self.player.surprises],
         )
-
-
-@asynccontextmanager
-async def _mysql(url: str) -> AsyncIterator[Any]:
-    """A cursor on a connection of its own, beside everything that the roles use."""
-    parts = urlsplit(url)
-    connection = await asyncmy.connect(
-        host=parts.hostname or "127.0.0.1",
-        port=parts.port or 3306,
-        user=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
-        db=parts.path.strip("/"),
-        autocommit=True,
-    )
-    try:
-        async with connection.cursor() as cursor:
-            yield cursor
-    finally:
-        connection.close()
 
 
 Item = TypeVar("Item")

@@ -75,3 +75,10 @@ async def reserve(request: Request) -> Response:
 
 
 app = Starlette(routes=[Route("/v1/reservations", reserve, methods=["POST"])], lifespan=lifespan)
+
+
+async def fill(redis_url: str, keys: int, units: int) -> None:
+    """Give keys `k0`, `k1`, … their stock."""
+    client = redis.asyncio.Redis.from_url(redis_url)
+    await client.mset({f"inventory:available_qty:{{k{number}}}": units for number in range(keys)})
+    await client.aclose()
