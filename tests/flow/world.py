@@ -23,8 +23,11 @@ from sql.migrate import migrate
 from stockgate.ports import choose_port
 from stockgate.processes import Child, log_tail
 from stockgate.servers import Servers
+from tests.flow.wire import Wire, WireReply
 
 SCOPES = ("orders", "inventory", "ops", "metrics")
+OTHER_TENANT = "other-orders"
+"""Name of a key with the scope `orders` whose tenant is `other`; all others belong to `demo`."""
 POLL_S = 0.05
 
 
@@ -102,7 +105,7 @@ class World:
         self.directory = directory
         self.database = f"stockgate_{secrets.token_hex(4)}"
         self.mysql_url = servers.mariadb.url.rsplit("/", 1)[0] + "/" + self.database
-        self.keys = {scope: secrets.token_urlsafe(24) for scope in SCOPES}
+        self.keys = {name: secrets.token_urlsafe(24) for name in (*SCOPES, OTHER_TENANT)}
         self.environment = {
             "STOCKGATE_REDIS_URL": servers.redis.url,
             "STOCKGATE_MYSQL_URL": self.mysql_url,
@@ -127,6 +130,7 @@ class World:
         """Not started by itself: a test starts it beside the first one."""
         self.reconciler = Role(self, "reconciler", ["reconciler"]) if reconciler else None
         self.http = httpx2.AsyncClient(timeout=10)
+        self.wire = Wire()
 
     @property
     def roles(self) -> list[Role]:
@@ -142,13 +146,13 @@ class World:
         (self.directory / "log").mkdir(parents=True, exist_ok=True)
         api_keys = [
             {
-                "name": scope,
-                "tenant": "demo",
-                "scopes": [scope],
+                "name": name,
+                "tenant": "other" if name == OTHER_TENANT else "demo",
+                "scopes": ["orders" if name == OTHER_TENANT else name],
                 "sha256": hashlib.sha256(key.encode()).hexdigest(),
                 "rate_per_s": 1_000_000,
             }
-            for scope, key in self.keys.items()
+            for name, key in self.keys.items()
         ]
         (self.directory / "api_keys.json").write_text(json.dumps(api_keys))
         await self.empty_servers()
@@ -165,6 +169,7 @@ class World:
 
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
+        self.wire.close()
         await asyncio.gather(*(role.child.kill(signal.SIGCONT) for role in self.roles))
         await asyncio.gather(*(role.stop() for role in self.roles))
         await self.servers.mariadb.execute(f"DROP DATABASE IF EXISTS {self.database}")
@@ -196,7 +201,7 @@ class World:
                 if await condition():
                     return
                 error: Exception | None = None
-            except (httpx2.TransportError, OSError, asyncmy.errors.Error) as caught:
+            except (httpx2.TransportError, OSError, asyncmy.errors.Error, redis.asyncio.RedisError) as caught:
                 error = caught
             if time.monotonic() > deadline:
                 logs = "\n".join(f"  {role.name}:\n{log_tail(role.child.log_path)}" for role in self.roles)
@@ -206,12 +211,12 @@ class World:
     def headers(self, scope: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.keys[scope]}"}
 
-    async def post(self, path: str, body: object, *, scope: str = "orders", gateway: int = 0) -> httpx2.Response:
-        """One call to one gateway, as JSON, without any repeat."""
-        return await self.http.post(f"{self.gateways[gateway].url}{path}", json=body, headers=self.headers(scope))
+    async def post(self, path: str, body: object, *, scope: str = "orders", gateway: int = 0) -> WireReply:
+        """One call to one gateway, as JSON, without any repeat. Raises ConnectionError and TimeoutError."""
+        return await self.wire.call("POST", self.gateways[gateway].port, path, self.headers(scope), body)
 
-    async def get(self, path: str, *, scope: str = "orders", gateway: int = 0) -> httpx2.Response:
-        return await self.http.get(f"{self.gateways[gateway].url}{path}", headers=self.headers(scope))
+    async def get(self, path: str, *, scope: str = "orders", gateway: int = 0) -> WireReply:
+        return await self.wire.call("GET", self.gateways[gateway].port, path, self.headers(scope))
 
     async def create_key(self, key: str, quantity: int) -> None:
         """A key with stock; raises on any refusal."""
