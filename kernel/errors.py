@@ -1,7 +1,5 @@
 """Failures of a store, translated once at each driver's door. Refusals of the domain are values, never exceptions."""
 
-
-
 from typing import Literal
 
 Store = Literal["redis", "mysql", "rabbitmq"]

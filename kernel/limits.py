@@ -62,5 +62,7 @@ assert OPERATIONS_PER_REQUEST_MAX <= BATCH_OPERATIONS_MAX, "one request's operat
 assert LINES_PER_ORDER_MAX * QTY_MAX < QUANTITY_TOTAL_MAX, "one order cannot overflow a quantity"
 assert 2 * QUANTITY_TOTAL_MAX <= EXACT_INTEGER_MAX + 1, "a sum of two quantities stays exact in Lua"
 assert BATCH_OPERATIONS_MAX <= BATCH_QUEUE_OPERATIONS_MAX, "the queue holds at least one batch"
-assert BATCH_QUEUE_OPERATIONS_MAX <= BATCH_OPEN_OPERATIONS_MAX, "what waits for a call is open, and so is what was called"
+assert BATCH_QUEUE_OPERATIONS_MAX <= BATCH_OPEN_OPERATIONS_MAX, (
+    "what waits for a call is open, and so is what was called"
+)
 assert WORKER_HELD_MESSAGES_MAX < WORKER_PREFETCH_MESSAGES, "held messages must leave room for the missing one"

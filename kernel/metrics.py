@@ -52,7 +52,9 @@ class Metrics:
         self.worker_skipped_term_total = self._counter("worker_skipped_term", "Messages of an older term.")
         self.held_keys = self._gauge("held_keys", "Keys held until an operator decides.", "shard")
         self.parked_events = self._gauge("parked_events", "Events kept aside for held keys.", "shard")
-        self.worker_alarm = self._gauge("worker_alarm", "1 while the persist worker reports this alarm.", "shard", "alarm")
+        self.worker_alarm = self._gauge(
+            "worker_alarm", "1 while the persist worker reports this alarm.", "shard", "alarm"
+        )
         # The reconciler.
         self.reconcile_keys = self._gauge("reconcile_keys", "Keys by class in the last full round.", "shard", "class")
         self.drift_found_total = self._counter("drift_found", "Keys whose stores were proven to differ.")
