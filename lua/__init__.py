@@ -5,6 +5,7 @@ script is loaded. Imports only `kernel`.
 """
 
 import re
+from functools import cache
 from pathlib import Path
 
 from kernel.scripts import Script
@@ -14,6 +15,7 @@ _NAME = re.compile(r"[a-z][a-z_]*")
 _INCLUDE = re.compile(r'^--- @include "([a-z_]+)"$', re.MULTILINE)
 
 
+@cache
 def load(name: str) -> Script:
     """The script of `lua/<name>.lua` with its parts in place.
 
