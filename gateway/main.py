@@ -63,6 +63,8 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
             log_config=None,
             access_log=False,
             server_header=False,
+            # Nothing here looks at the caller's address.
+            proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=settings.shutdown_grace_s,
