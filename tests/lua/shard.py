@@ -1,11 +1,11 @@
 """One shard in a real Redis, driven through the real scripts as the gateways, loaders and leaders drive it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import msgspec
-import redis
+from redis.exceptions import NoScriptError
 
 import lua
 from inventory import events
@@ -20,8 +20,9 @@ TENANT = "shop"
 
 
 class Shard:
-    def __init__(self, client: redis.Redis, number: int, epoch: int = 1) -> None:
+    def __init__(self, client: Any, number: int, epoch: int = 1) -> None:
         self.client = client
+        """A `redis.Redis`; its replies are taken apart by the tests themselves."""
         self.number = number
         self.names = EpochKeys(number, epoch)
         self.term = 1
@@ -36,7 +37,7 @@ class Shard:
         script = load(name)
         try:
             return self.client.evalsha(script.sha, len(keys), *keys, *args)
-        except redis.exceptions.NoScriptError:
+        except NoScriptError:
             assert self.client.script_load(script.source) == script.sha
             return self.client.evalsha(script.sha, len(keys), *keys, *args)
 
@@ -78,7 +79,7 @@ class Shard:
             names.request(o.tenant, o.ref) if o.kind in REQUEST_MOVES else names.order(o.tenant, o.ref)
             for o in operations
         ]
-        balances = [names.balance(key) for o in operations for key in o.keys()]
+        balances = [names.balance(key) for o in operations for key in Operation.keys(o)]
         keys = [names.head, names.log, names.opened, names.due, names.settled, *records, *balances]
         header = CallHeader(names.epoch, term, reserve_max, settle_max)
         packed = self.run(script, keys, [pack(header), pack(operations)])
@@ -163,25 +164,25 @@ class Shard:
 # --- operations, as the gateway makes them ---
 
 
-def lines_of(**qty: int) -> list[Line]:
-    return [Line(key, n) for key, n in qty.items()]
+def reserve(
+    ref: str, *, proof: int = 1 << 40, ttl_ms: int = LONG_MS, buyer: str = "", group: int = 0, **qty: int
+) -> Operation:
+    return reserve_all(ref, qty, proof=proof, ttl_ms=ttl_ms, buyer=buyer, group=group)
 
 
-def reserve(ref: str, *, proof: int = 1 << 40, ttl_ms: int = LONG_MS, buyer: str = "", group: int = 0, **qty: int):
-    lines = lines_of(**qty)
-    return Operation(
-        Move.RESERVE,
-        group,
-        TENANT,
-        ref,
-        proof,
-        trace_id="trace",
-        actor="web",
-        fingerprint=lines_fingerprint(lines),
-        ttl_ms=ttl_ms,
-        buyer_id=buyer,
-        lines=lines,
-    )
+def reserve_all(
+    ref: str,
+    qty: Mapping[str, int],
+    *,
+    proof: int = 1 << 40,
+    ttl_ms: int = LONG_MS,
+    buyer: str = "",
+    group: int = 0,
+) -> Operation:
+    """Keys that are no Python names, or many of them."""
+    lines = [Line(key, n) for key, n in qty.items()]
+    asked = lines_fingerprint(lines)
+    return Operation(Move.RESERVE, group, TENANT, ref, proof, "trace", "web", "", asked, ttl_ms, buyer, -1, lines)
 
 
 def order_op(

@@ -4,10 +4,10 @@ import re
 import subprocess
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-import redis
 
 import lua
 from inventory import moves, outcomes
@@ -19,7 +19,7 @@ SCRIPTS = lua.names()
 PARTS = sorted({path.stem for path in FOLDER.glob("*.lua")} - set(SCRIPTS))
 
 
-def table_of(client: redis.Redis, part: str, expression: str) -> object:
+def table_of(client: Any, part: str, expression: str) -> object:
     return msgspec.msgpack.decode(client.eval(lua.resolve(part) + f"\nreturn cmsgpack.pack({expression})", 0))
 
 
@@ -27,13 +27,13 @@ def numbers(enum: type[IntEnum]) -> dict[str, int]:
     return {member.name: int(member) for member in enum}
 
 
-def test_moves_and_states_have_the_same_numbers_in_lua(client: redis.Redis) -> None:
+def test_moves_and_states_have_the_same_numbers_in_lua(client: Any) -> None:
     named = table_of(client, "moves", "MOVE")
     assert named == {k: v for k, v in numbers(Move).items() if k != "REJECTED"}
     assert table_of(client, "moves", "STATE") == numbers(moves.LineState)
 
 
-def test_the_table_of_moves_is_the_same_in_lua(client: redis.Redis) -> None:
+def test_the_table_of_moves_is_the_same_in_lua(client: Any) -> None:
     rules = table_of(client, "moves", "RULES")
     assert isinstance(rules, dict)
     assert {Move(kind): (r["source"], r["target"], tuple(r["signs"])) for kind, r in rules.items()} == {
@@ -44,7 +44,7 @@ def test_the_table_of_moves_is_the_same_in_lua(client: redis.Redis) -> None:
         assert negative == ([rule["taken_from"]] if "taken_from" in rule else []), Move(kind)
 
 
-def test_outcomes_and_statuses_have_the_same_numbers_in_lua(client: redis.Redis) -> None:
+def test_outcomes_and_statuses_have_the_same_numbers_in_lua(client: Any) -> None:
     assert table_of(client, "outcomes", "OUTCOME") == numbers(outcomes.Outcome)
     status = table_of(client, "outcomes", "STATUS")
     assert isinstance(status, dict)
@@ -91,7 +91,7 @@ def test_every_part_is_included_somewhere_and_once_in_a_script() -> None:
     assert used == set(PARTS)
 
 
-def test_redis_knows_a_script_by_the_sha_of_its_source(client: redis.Redis) -> None:
+def test_redis_knows_a_script_by_the_sha_of_its_source(client: Any) -> None:
     for name in SCRIPTS:
         script = lua.load(name)
         assert script.name == name

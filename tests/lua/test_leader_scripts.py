@@ -1,9 +1,10 @@
 """The leader's scripts: drawing an epoch, taking it over, naming, asking after a fork, trimming, a full server."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-import redis
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from inventory import events
 from inventory.moves import Move
@@ -48,7 +49,7 @@ def test_an_existing_head_is_never_drawn_anew(shard: Shard) -> None:
     assert shard.draw() == 1
     assert shard.image() == image
     shard.raise_with(register(shard.number), "garbage")
-    with pytest.raises(redis.ResponseError, match="no number"):
+    with pytest.raises(ResponseError, match="no number"):
         Shard(shard.client, shard.number, epoch=9).draw()
 
 
@@ -179,7 +180,7 @@ def test_trimming_keeps_what_is_not_confirmed_and_the_last_that_is(shard: Shard,
 
 
 @pytest.fixture
-def full(client: redis.Redis) -> Iterator[Callable[[], None]]:
+def full(client: Any) -> Iterator[Callable[[], None]]:
     """Makes the server refuse more memory until the test ends."""
     before = client.config_get("maxmemory")["maxmemory"]
     yield lambda: client.config_set("maxmemory", 1)
@@ -193,9 +194,9 @@ def test_a_full_server_refuses_to_take_stock_and_goes_on_giving_it_back(shard: S
     image = shard.image()
     full()
     for operation in (reserve("new", a=1), request_op(Move.ADJUST, "r1", "a", 1), order_op(Move.CONFIRM, "o0")):
-        with pytest.raises(redis.exceptions.OutOfMemoryError):
+        with pytest.raises(OutOfMemoryError):
             shard.call(operation, script="reserve")
-    with pytest.raises(redis.exceptions.OutOfMemoryError):
+    with pytest.raises(OutOfMemoryError):
         shard.load_keys([["b", 1, 0, 0, 0, 0, 0, 0]])
     assert shard.image() == image
 

@@ -2,17 +2,18 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
-import redis
+from redis.exceptions import ResponseError
 
 from inventory import events
 from inventory.moves import EXPIRED, LineState, Move, Quantities
 from inventory.operations import Line
 from inventory.outcomes import CallStatus, Outcome
 from kernel import limits
-from tests.lua.shard import LONG_MS, TENANT, Shard, order_op, pack, request_op, reserve
+from tests.lua.shard import LONG_MS, TENANT, Shard, order_op, pack, request_op, reserve, reserve_all
 
 PAST = 1
 
@@ -129,14 +130,14 @@ def test_a_quantity_out_of_range_takes_nothing(shard: Shard, qty: int) -> None:
 
 
 def test_an_order_without_lines_is_an_error_of_the_call(shard: Shard) -> None:
-    with pytest.raises(redis.ResponseError, match="number of lines"):
+    with pytest.raises(ResponseError, match="number of lines"):
         shard.call(reserve("o1"))
 
 
 def test_a_thousand_lines_are_one_order(shard: Shard) -> None:
     qty = {f"key {i}": 1 + i % 3 for i in range(limits.LINES_PER_ORDER_MAX)}
     assert shard.load_keys([[key, 3, 0, 0, 0, 0, 0, 0] for key in qty]) == len(qty)
-    result = shard.decide(reserve("big", **qty))
+    result = shard.decide(reserve_all("big", qty))
     assert result.outcome is Outcome.DONE
     assert [(line.inventory_key, line.qty) for line in result.order_view().lines] == list(qty.items())
     assert shard.client.hlen(shard.names.order(TENANT, "big")) == len(qty) + 1
@@ -274,7 +275,7 @@ def test_reading_applies_the_expiry_and_waits_for_it(shard: Shard) -> None:
     assert shard.decide(order_op(Move.READ, "o1")).wait == 0
 
 
-def test_grace_after_opening_keeps_what_would_be_due(client: redis.Redis, new_shard: Callable[[], Shard]) -> None:
+def test_grace_after_opening_keeps_what_would_be_due(client: Any, new_shard: Callable[[], Shard]) -> None:
     number = new_shard().number
     shard = Shard(client, number, epoch=2)
     shard.open(grace_ms=60_000)
@@ -423,7 +424,7 @@ def test_a_log_that_is_ahead_of_the_head_is_an_error_and_writes_nothing(shard: S
     shard.stock(a=5)
     shard.client.xadd(shard.names.log, {"d": "x"}, id="9-0")
     image = shard.image()
-    with pytest.raises(redis.ResponseError, match="equal or smaller"):
+    with pytest.raises(ResponseError, match="equal or smaller"):
         shard.call(reserve("o1", a=1))
     assert shard.image() == image
 
@@ -498,7 +499,7 @@ def test_one_call_walks_a_bounded_number_of_lines_and_leaves_the_rest_to_the_nex
     qty = {f"k{i}": 1 for i in range(1000)}
     shard.load_keys([[key, 100, 0, 0, 0, 0, 0, 0] for key in qty])
     for i in range(8):
-        assert shard.decide(reserve(f"o{i}", **qty)).outcome is Outcome.DONE
+        assert shard.decide(reserve_all(f"o{i}", qty)).outcome is Outcome.DONE
     confirms = [order_op(Move.CONFIRM, f"o{i}", group=i) for i in range(8)]
     reply = shard.call(*confirms)
     assert [r.outcome for r in reply.results] == 4 * [Outcome.DONE] + 4 * [Outcome.SKIPPED]

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-import redis
+from redis.exceptions import ResponseError
 
 from inventory.moves import Move, Quantities
 from inventory.outcomes import Outcome
@@ -114,5 +114,5 @@ def test_the_record_holds_what_a_later_epoch_would_load(shard: Shard) -> None:
 def test_two_lines_are_an_error_of_the_call(shard: Shard) -> None:
     operation = request_op(Move.LOCK, "r1", "a", 2)
     operation.lines = []
-    with pytest.raises(redis.ResponseError, match="number of lines"):
+    with pytest.raises(ResponseError, match="number of lines"):
         shard.call(operation)
