@@ -15,7 +15,7 @@ from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from inventory.moves import LineState
 from kernel.amqp_topology import LOG_QUEUE_ARGUMENTS, log_queue
-from tests.flow.wire import WireReply
+from tests.flow.wire import Wire, WireReply
 from tests.flow.world import World
 from tests.proxy import Proxy, proxy_to
 
@@ -248,15 +248,15 @@ class LogQueue:
         declared = await self._channel.declare_queue(log_queue(0), passive=True)
         return declared.declaration_result.message_count or 0
 
-    async def take(self) -> bytes | None:
-        """Take the first message out for good; None when there is none. Nobody may be consuming."""
-        message = await self._queue.get(no_ack=True, fail=False)
-        return None if message is None else message.body
-
-    async def take_all(self) -> list[bytes]:
+    async def take(self, count: int) -> list[bytes]:
+        """Take the first messages out for good. Nobody else may be consuming: of several one alone is served."""
         bodies: list[bytes] = []
-        while (body := await self.take()) is not None:
-            bodies.append(body)
+        async with self._queue.iterator(timeout=10) as messages:
+            async for message in messages:
+                bodies.append(message.body)
+                await message.ack()
+                if len(bodies) == count:
+                    break
         return bodies
 
     async def put(self, *bodies: bytes) -> None:
@@ -278,11 +278,42 @@ async def open_queue(world: World) -> AsyncGenerator[LogQueue]:
 
 
 @asynccontextmanager
-async def worker_away(world: World) -> AsyncGenerator[None]:
+async def worker_away(world: World, **environment: str) -> AsyncGenerator[None]:
     """The persist worker is stopped meanwhile, and started again afterwards. Waits for quiet first."""
     await world.quiet()
     await world.worker.stop()
     try:
         yield
     finally:
-        world.worker.spawn()
+        world.worker.spawn(**environment)
+
+
+def read_metrics(text: str) -> dict[str, float]:
+    """Values by name with labels, as they stand in Prometheus' text format."""
+    values = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, _, value in values}
+
+
+async def role_metrics(port: int) -> dict[str, float]:
+    """The metrics of a role without an HTTP API, started with this `STOCKGATE_METRICS_PORT`."""
+    wire = Wire()
+    try:
+        reply = await wire.call("GET", port, "/metrics", {})
+    finally:
+        wire.close()
+    assert reply.status_code == 200, reply.text
+    return read_metrics(reply.text)
+
+
+async def server_errors(world: World) -> float:
+    """How many 5xx all gateways have answered so far."""
+    total = 0.0
+    for gateway in range(len(world.gateways)):
+        reply = await world.get("/metrics", scope="metrics", gateway=gateway)
+        assert reply.status_code == 200, reply.text
+        total += sum(
+            value
+            for name, value in read_metrics(reply.text).items()
+            if name.startswith("stockgate_http_requests_total") and 'status="5' in name
+        )
+    return total
