@@ -16,7 +16,7 @@ import socket
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ async def run_wrk(target: str, url: str, *, seconds: int, connections: int, envi
 
 
 @contextlib.asynccontextmanager
-async def stack(run_dir: Path, ack: str, gateways: int) -> AsyncIterator[dict[str, Any]]:
+async def stack(run_dir: Path, ack: str, gateways: int) -> AsyncGenerator[dict[str, Any]]:
     """A development stack of its own, stopped at the end; yields its description."""
     command = [sys.executable, "-m", "stockgate"]
     options = ["--run-dir", str(run_dir), "--port", str(free_port()), "--gateways", str(gateways), "--ack", ack]
@@ -94,7 +94,7 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def baseline(name: str, environment: Mapping[str, str]) -> AsyncIterator[str]:
+async def baseline(name: str, environment: Mapping[str, str]) -> AsyncGenerator[str]:
     """A baseline server of `loadtests.baselines` under uvicorn; yields its address."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(

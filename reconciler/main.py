@@ -3,12 +3,11 @@
 import asyncio
 from contextlib import suppress
 
-from kernel.health import serve
-
 from inventory import reconcile_tasks
 from inventory.compare import Findings, KeyClass
 from kernel.clock import SYSTEM_CLOCK, Clock
-from kernel.errors import StockgateError
+from kernel.errors import StockgateError, StoreUnavailable
+from kernel.health import serve
 from kernel.logs import configure, get_logger
 from kernel.metrics import Metrics
 from kernel.mysql_door import Database
@@ -100,7 +99,11 @@ def run(settings: Settings) -> int:
             process = Process(settings, database, redis, metrics, SYSTEM_CLOCK)
 
             def readiness() -> dict[str, str]:
-                return {process.failure.store: str(process.failure)} if process.failure else {}
+                failure = process.failure
+                if failure is None:
+                    return {}
+                store = failure.store if isinstance(failure, StoreUnavailable) else "stores"
+                return {store: str(failure)}
 
             async with asyncio.TaskGroup() as tasks:
                 health = tasks.create_task(serve(settings, readiness, metrics))

@@ -219,7 +219,7 @@ class Demo:
         """Read every order until no hold is open that is to expire, and MySQL has everything."""
         final: dict[str, Order | None] = {}
         bar = progress.add_task("waiting for the end", total=len(self.player.orders))
-        waiting = list(self.player.orders)
+        waiting: list[str] = list(self.player.orders)
         deadline = time.monotonic() + SETTLE_LIMIT_S
 
         async def read(order_id: str) -> None:

@@ -5,7 +5,7 @@ Not safe (a crash between script and message loses the event); it is here to be 
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -42,7 +42,7 @@ _decoder = msgspec.json.Decoder(Reserve)
 
 
 @asynccontextmanager
-async def lifespan(_: Starlette) -> AsyncIterator[dict[str, Any]]:
+async def lifespan(_: Starlette) -> AsyncGenerator[dict[str, Any]]:
     """Open both stores; a pool of 64 connections, one channel with confirms."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(os.environ["REDIS_URL"], max_connections=64, timeout=None)
     client = redis.asyncio.Redis(connection_pool=pool)

@@ -7,7 +7,7 @@ from inventory.moves import Move
 from stockgate.demo_history import OrderHistory, judge
 from tests.flow.world import World
 
-QUANTITIES = ("available", "reserved", "sold", "consumed", "locked")
+QUANTITIES: tuple[str, ...] = ("available", "reserved", "sold", "consumed", "locked")
 
 
 async def check_stores(world: World) -> None:

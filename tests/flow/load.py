@@ -10,9 +10,11 @@ import random
 import signal
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from client.retries import Retries
 from client.stockgate import StockgateClient
@@ -24,7 +26,7 @@ OPEN_ORDERS_MAX = 400
 PROGRESS_S = 0.1
 
 
-def plans(spec: dict[str, Any]) -> Any:
+def plans(spec: dict[str, Any]) -> Iterator[OrderPlan]:
     """An endless seeded stream of small orders over the given keys."""
     rng = random.Random(spec["seed"])
     keys = sorted(spec["stock"])
@@ -78,9 +80,7 @@ async def run(spec: dict[str, Any], history: Path) -> None:
     history.write_text(
         json.dumps(
             {
-                "orders": {
-                    name: {**asdict(order), "returned": sorted(order.returned)} for name, order in player.orders.items()
-                },
+                "orders": msgspec.to_builtins(player.orders),
                 "calls": player.calls,
                 "calls_per_s": player.calls / seconds,
                 "not_executed": player.not_executed,
@@ -93,10 +93,7 @@ async def run(spec: dict[str, Any], history: Path) -> None:
 def read_history(path: Path) -> tuple[dict[str, OrderHistory], dict[str, Any]]:
     """The orders and the counters of a finished load."""
     content = json.loads(path.read_text())
-    orders = {
-        name: OrderHistory(**{**order, "returned": set(order["returned"])})
-        for name, order in content.pop("orders").items()
-    }
+    orders = {name: msgspec.convert(order, OrderHistory) for name, order in content.pop("orders").items()}
     return orders, content
 
 

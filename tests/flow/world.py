@@ -254,7 +254,7 @@ class World:
         rows = await self.query("SELECT " + ", ".join(columns) + " FROM shard WHERE shard_no = 0")
         return dict(zip(columns, rows[0], strict=True))
 
-    def redis(self) -> "redis.asyncio.Redis":
+    def redis(self) -> Any:
         """A client of its own for looking at Redis and for breaking it."""
         return redis.asyncio.Redis.from_url(self.servers.redis.url)
 
