@@ -223,6 +223,31 @@ def head(world: HttpWorld, length: int, path: str = "/v1/reservations") -> bytes
     ).encode()
 
 
+@pytest.mark.parametrize("cuts", [(0,), (0, 10), (10, 30, 31), (1, 2, 3, 4)])
+async def test_a_body_that_comes_late_and_in_pieces_is_one_body(world: HttpWorld, cuts: tuple[int, ...]) -> None:
+    key = await world.stocked(1)
+    body = json.dumps({"order_id": world.fresh("o"), "lines": [{"inventory_key": key, "qty": 1}]}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+    writer.write(head(world, len(body)))
+    for start, end in zip((*cuts,), (*cuts[1:], len(body)), strict=True):
+        await asyncio.sleep(0.05)
+        writer.write(body[start:end] if start != cuts[0] else body[:end])
+    answer = await reader.readuntil(b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 201"), answer
+    writer.close()
+
+
+async def test_a_caller_who_waits_for_leave_to_send_gets_it(world: HttpWorld) -> None:
+    key = await world.stocked(1)
+    body = json.dumps({"order_id": world.fresh("o"), "lines": [{"inventory_key": key, "qty": 1}]}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+    writer.write(head(world, len(body)).replace(b"Host: x", b"Host: x\r\nExpect: 100-continue"))
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(body)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 201")
+    writer.close()
+
+
 async def test_a_body_that_never_comes_has_a_time_limit(world: HttpWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BODY_READ_MS_MAX", 300)
     answer = await raw_exchange(world, head(world, 100) + b'{"order_id"')
