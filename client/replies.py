@@ -104,22 +104,26 @@ class ResultBodies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard as the gateway that was asked sees it. Lags: entries of the log, seconds."""
+    """One shard as the gateway that was asked sees it. Lags: entries of the log, seconds.
+
+    None where the store that knows could not be asked; `missing` names it.
+    """
 
     shard: int
-    mode: str
-    epoch: int
-    term: int
+    mode: str | None
+    epoch: int | None
+    term: int | None
     queue_depth: int | None
     log_head_m: int | None
     confirmed_m: int | None
-    applied_m: int
+    applied_m: int | None
     persist_lag_entries: int | None
     persist_lag_seconds: float | None
-    held_keys: int
-    parked_events: int
-    stale_entries: int
+    held_keys: int | None
+    parked_events: int | None
+    stale_entries: int | None
     alarm: str = ""
+    missing: list[str] = []
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
