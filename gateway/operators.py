@@ -10,6 +10,7 @@ from gateway import requests
 from gateway.call import Call
 from gateway.replies import JSON, Reply, encode
 from gateway.requests import FieldError, InvalidBody
+from inventory.reconcile_tasks import TaskView
 from inventory.status import ShardReading
 from kernel.problems import Problem
 
@@ -24,6 +25,20 @@ class LeaderReply(msgspec.Struct):
 
     term: int | None
     here: bool
+
+
+class ComparisonReply(msgspec.Struct):
+    """What the reconciler's last periodic pass saw, as numbers of keys; `compared_ms` is UTC epoch ms."""
+
+    cold: int
+    in_flight: int
+    healthy: int
+    drifted: int
+    lost: int
+    stuck: int
+    detail: str
+    epoch: int
+    compared_ms: int
 
 
 class ShardReply(msgspec.Struct):
@@ -50,6 +65,7 @@ class ShardReply(msgspec.Struct):
     stale_entries: int | None
     drift_found: int | None
     drift_repaired: int | None
+    keys: ComparisonReply | None
     rebuild_wanted: bool | None
     alarm: str
     alarm_detail: str
@@ -156,10 +172,27 @@ def shard_reply(reading: ShardReading, leads: bool) -> ShardReply:
         stale_entries=troubles and troubles.stale_entries,
         drift_found=troubles and troubles.drift_found,
         drift_repaired=troubles and troubles.drift_repaired,
+        keys=_comparison(reading.comparison),
         rebuild_wanted=None if row is None else bool(row.rebuild_wanted),
         alarm=row.alarm if row else "",
         alarm_detail=row.alarm_detail if row else "",
         missing=reading.missing,
+    )
+
+
+def _comparison(seen: TaskView | None) -> ComparisonReply | None:
+    if seen is None:
+        return None
+    return ComparisonReply(
+        seen.cold,
+        seen.in_flight,
+        seen.healthy,
+        seen.drifted,
+        seen.lost,
+        seen.stuck,
+        seen.detail,
+        seen.epoch,
+        seen.finished_ms,
     )
 
 

@@ -50,6 +50,8 @@ class ShardReading(msgspec.Struct):
 
     row: ShardRow | None = None
     troubles: Troubles | None = None
+    comparison: TaskView | None = None
+    """What the reconciler's periodic pass saw last; None before the first."""
     log: LogStatus | None = None
     gateways: int | None = None
     """Processes that listen for namings."""
@@ -116,6 +118,7 @@ async def _read_mysql(reading: ShardReading, database: Database, shard: int) -> 
     reading.row = await read_shard(database, shard)
     rows = await database.fetch_all(_SELECT_TROUBLES, (shard,) * 5)
     reading.troubles = Troubles(*(int(value) for value in rows[0]))
+    reading.comparison = await reconcile_tasks.read_periodic(database, shard)
 
 
 async def _read_redis(reading: ShardReading, redis: RedisDoor, shard: int) -> None:

@@ -58,8 +58,8 @@ def repair(settings: Settings, *, kind: str, target: str, reason: str, dry_run: 
         if kind == "correct":
             return await _correct(settings, database, redis, target, dry_run=dry_run)
         act = held.replay_held if kind == "replay_held" else held.reject_held
-        report = await act(database, target, reason=reason, actor=actor(), dry_run=dry_run)
-        return {"kind": kind, "dry_run": dry_run, **asdict(report)}
+        report = await act(database, target, reason, actor(), dry_run=dry_run)
+        return {"ok": not report.stopped_by, "kind": kind, **asdict(report)}
 
     return _with_stores(settings, work)
 

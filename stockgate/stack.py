@@ -79,11 +79,11 @@ class Role(Child):
     ) -> None:
         super().__init__(name, log_path)
         self._command = command
-        self._env = env
+        self.env = env
         self._fds = fds
 
     async def start(self) -> None:
-        self.spawn(self._command, env=self._env, pass_fds=self._fds)
+        self.spawn(self._command, env=self.env, pass_fds=self._fds)
 
 
 def role_command(role: str, *arguments: str) -> list[str]:
@@ -227,8 +227,16 @@ class Stack:
             Role(name, self._log(name), self._command("gateway", "--fd", str(fd)), env, (fd,))
             for name in (f"gateway-{number}" for number in range(1, self._options.gateways + 1))
         ]
-        others = [Role(name, self._log(name), self._command(name), env) for name in ("persist-worker", "reconciler")]
+        others = [
+            Role(name, self._log(name), self._command(name), {**env, "STOCKGATE_METRICS_PORT": str(port)})
+            for name, port in self._metrics_ports().items()
+        ]
         return [*gateways, *others]
+
+    def _metrics_ports(self) -> dict[str, int]:
+        """Where the roles without an HTTP API of their own serve `/metrics` and `/health`."""
+        ports = Ports(self._run_dir / "ports.json")
+        return {name: ports.get(f"{name}-metrics") for name in ("persist-worker", "reconciler")}
 
     async def _watch(self, member: Member) -> None:
         """Start a process again whenever it dies, sooner the longer it had lived."""
@@ -284,6 +292,11 @@ class Stack:
                 "keys": str(self._run_dir / "keys.json"),
                 **self._servers.addresses(),
                 "processes": [{"name": m.name, "pid": m.pid, "log": str(m.log_path)} for m in members],
+                "metrics": {
+                    name: f"http://{LOOPBACK}:{environment['STOCKGATE_METRICS_PORT']}/metrics"
+                    for name, environment in ((role.name, role.env) for role in self._roles)
+                    if "STOCKGATE_METRICS_PORT" in environment
+                },
             }
             write_private(self._run_dir / "stack.json", json.dumps(stack, indent=2) + "\n")
         own = Identity.of(os.getpid())
