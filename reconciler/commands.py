@@ -92,6 +92,8 @@ async def _correct(settings: Settings, database: Database, redis: RedisDoor, key
         before = await read_keys(database, redis, EpochKeys(shard, row.epoch), [key])
     except HeadMissing as missing:
         return {"ok": False, "error": f"{missing}: nothing to correct until it is open"}
+    if before[0].mysql is None:
+        return {"ok": False, "error": f"{key} is unknown: MySQL has no balance of it"}
     reconciler = Reconciler(database, redis, shard, clock=SYSTEM_CLOCK, in_flight_alarm_s=float("inf"))
     findings = await reconciler.run([key], dry_run=dry_run, requested_by=actor())
     reading = before[0]
