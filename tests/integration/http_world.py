@@ -16,6 +16,7 @@ import httpx2
 
 from client import Retries, StockgateClient
 from gateway import main
+from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
 from persist_worker.main import work
 from sql.migrate import migrate
@@ -194,7 +195,6 @@ async def fresh_settings(servers: Servers, directory: Path, **changed: Any) -> t
     keys_file = directory / f"api_keys_{name}.json"
     keys_file.write_text(json.dumps([_entry(caller, keys[caller]) for caller in CALLERS]))
     values: dict[str, Any] = {
-        # Epochs are drawn above the register, so one Redis database serves every system of a test run.
         "redis_url": servers.redis.url.removesuffix("/0") + "/6",
         "mysql_url": servers.mariadb.url + f"_{name}",
         "amqp_url": servers.rabbitmq.url.removesuffix("/" + servers.rabbitmq.vhost) + f"/{name}",
@@ -203,6 +203,9 @@ async def fresh_settings(servers: Servers, directory: Path, **changed: Any) -> t
         **changed,
     }
     settings = Settings(**values)
+    redis = RedisDoor.open(settings, name="test")
+    await redis.command("FLUSHDB")
+    await redis.close()
     await migrate(settings)
     return settings, keys
 
