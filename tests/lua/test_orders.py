@@ -177,6 +177,23 @@ def test_a_move_of_some_lines_leaves_the_others(shard: Shard) -> None:
     assert replay.order_view().lines[2].reason == "cancelled"
 
 
+def test_each_result_of_a_call_shows_the_order_as_it_was_at_its_turn(shard: Shard) -> None:
+    shard.stock(a=5, b=5)
+    reply = shard.call(
+        reserve("o1", a=1, b=1),
+        order_op(Move.READ, "o1"),
+        order_op(Move.CONFIRM, "o1", "a"),
+        order_op(Move.RELEASE, "o1"),
+    )
+    assert [[line.state for line in result.order_view().lines] for result in reply.results] == [
+        [LineState.RESERVED, LineState.RESERVED],
+        [LineState.RESERVED, LineState.RESERVED],
+        [LineState.CONFIRMED, LineState.RESERVED],
+        [LineState.CONFIRMED, LineState.RELEASED],
+    ]
+    assert [line.seq for line in reply.results[0].order_view().lines] == [1, 1]
+
+
 def test_an_unknown_line_moves_nothing(shard: Shard) -> None:
     shard.stock(a=5, b=5)
     shard.decide(reserve("o1", a=1))
