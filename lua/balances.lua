@@ -6,8 +6,8 @@
 local BALANCE_FIELDS = { 'available', 'reserved', 'sold', 'consumed', 'locked', 'seq', 'version' }
 
 -- Turns seven texts into numbers in place; raises on what is no number, answers false on one that is not whole or out
--- of range. Unlike to_integer it takes every spelling that Lua reads (1e3): reading balances is what scripts do most, and
--- adding 0 is the quickest way from text to number.
+-- of range. Unlike to_integer it takes every spelling that Lua reads (1e3): reading balances is what scripts do most,
+-- and adding 0 is the quickest way from text to number.
 local function to_numbers(stored)
   for i = 1, 7 do
     local number = stored[i] + 0
