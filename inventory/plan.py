@@ -70,12 +70,12 @@ class _Parking:
     def __len__(self) -> int:
         return len(self._events)
 
-    def hold(self, key: str, balance: Balance, reason: str, at_ms: int) -> None:
+    def hold(self, key: str, balance: Balance, reason: str) -> None:
         """Hold the key, unless it is held."""
         if not balance.held & HELD:
             balance.held |= HELD
             balance.changed = True
-            balance.updated_ms = at_ms
+            balance.updated_ms = self.now_ms
             self.newly_held.append((key, reason))
 
     def add(
@@ -186,7 +186,7 @@ def _judge(
                     fault = proven.get((m, change_no, key), "") if proven else ""
                     fault = fault or tables.fault(change, event, balance)
                 if fault:
-                    parking.hold(key, balance, fault, change.at_ms)
+                    parking.hold(key, balance, fault)
                     parking.add(key, m, change_no, change, event, fault)
                 else:
                     tables.accept(change, event, balance, epoch, m)
@@ -197,5 +197,5 @@ def _park_broken(tables: Tables, parking: _Parking, m: int, change_no: int, chan
     for key in change.keys:
         balance = tables.balance(key) or tables.place_balance(key)
         fault = BEHIND if balance.held & HELD else f"the change cannot be decoded: {change.detail}"
-        parking.hold(key, balance, fault, parking.now_ms)
+        parking.hold(key, balance, fault)
         parking.add(key, m, change_no, change, None, fault)

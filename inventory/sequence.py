@@ -483,6 +483,7 @@ class _Sequence:
     def _event_ms(self) -> int:
         for entry in reversed(self.result.taken):
             for change in reversed(entry.changes):
-                if isinstance(change, Change):
+                # An insane time is a fault of its event, found by the plan: it must not reach the row.
+                if isinstance(change, Change) and 0 < change.at_ms <= limits.EXACT_INTEGER_MAX:
                     return change.at_ms
         return self.row.applied_event_ms

@@ -13,6 +13,9 @@ import msgspec
 from inventory.events import Change, Event
 from inventory.moves import MOVES, ORDER_MOVES, LineState, Move, Quantities
 from inventory.sequence import BrokenChange
+from kernel import limits
+
+EXACT_BITS: Final = limits.EXACT_INTEGER_MAX.bit_length()
 
 HELD: Final = 1
 """Bit of `inventory_balance.held`: events of this key are parked, so nobody may sell it."""
@@ -243,9 +246,14 @@ class Tables:
             return f"{change.kind.name} is not a move"
         qty = event.qty
         signs = rule.signs
+        # The driver's binary protocol wraps what a column cannot hold, so the server would never refuse it.
+        if (change.at_ms | change.due_ms | change.created_ms | change.line_count) >> EXACT_BITS:
+            return f"a time or count is out of range: {change.at_ms}, {change.due_ms}, {change.created_ms}"
         if event.state != rule.target:
             return f"{change.kind.name} leads to state {rule.target}, the event says {event.state}"
-        if qty <= 0 and change.kind is not Move.ADJUST:
+        if (
+            qty <= 0 and change.kind is not Move.ADJUST
+        ) or not -limits.QUANTITY_TOTAL_MAX <= qty <= limits.QUANTITY_TOTAL_MAX:
             return f"{change.kind.name} of quantity {qty}"
         if (
             event.d_available != signs[0] * qty
@@ -255,28 +263,13 @@ class Tables:
             or event.d_locked != signs[4] * qty
         ):
             return f"the deltas are not those of {change.kind.name} {qty}"
-        available = balance.available + event.d_available
-        reserved = balance.reserved + event.d_reserved
-        sold = balance.sold + event.d_sold
-        consumed = balance.consumed + event.d_consumed
-        locked = balance.locked + event.d_locked
-        if available < 0 or reserved < 0 or sold < 0 or consumed < 0 or locked < 0:
-            return f"a quantity would be negative: {[available, reserved, sold, consumed, locked]}"
         if not balance.held & DRIFTED:
             if event.seq != balance.seq + 1:
                 return f"seq {event.seq} after {balance.seq}"
             if event.version != balance.version + (not rule.of_order):
                 return f"inventory_version {event.version} after {balance.version}"
-            if (
-                available != event.available
-                or reserved != event.reserved
-                or sold != event.sold
-                or consumed != event.consumed
-                or locked != event.locked
-            ):
-                image = [event.available, event.reserved, event.sold, event.consumed, event.locked]
-                return f"the deltas give {[available, reserved, sold, consumed, locked]}, the after-image is {image}"
-        return self._line_fault(change, event, rule) if rule.of_order else self._request_fault(change)
+        fault = self._line_fault(change, event, rule) if rule.of_order else self._request_fault(change)
+        return fault or _quantity_fault(event, balance)
 
     def _line_fault(self, change: Change, event: Event, rule: _Rule) -> str:  # noqa: PLR0911 -- as above
         line = self.line((change.tenant, change.ref, event.position))
@@ -456,6 +449,28 @@ class Tables:
             for key, balance in sorted(self._balances.items(), key=first)
             if balance.changed
         ]
+
+
+def _quantity_fault(event: Event, balance: Balance) -> str:
+    available = balance.available + event.d_available
+    reserved = balance.reserved + event.d_reserved
+    sold = balance.sold + event.d_sold
+    consumed = balance.consumed + event.d_consumed
+    locked = balance.locked + event.d_locked
+    if available < 0 or reserved < 0 or sold < 0 or consumed < 0 or locked < 0:
+        return f"a quantity would be negative: {[available, reserved, sold, consumed, locked]}"
+    if available + reserved + sold + consumed + locked > limits.QUANTITY_TOTAL_MAX:
+        return f"the quantities would exceed what is exact: {[available, reserved, sold, consumed, locked]}"
+    if not balance.held & DRIFTED and (
+        available != event.available
+        or reserved != event.reserved
+        or sold != event.sold
+        or consumed != event.consumed
+        or locked != event.locked
+    ):
+        image = [event.available, event.reserved, event.sold, event.consumed, event.locked]
+        return f"the deltas give {[available, reserved, sold, consumed, locked]}, the after-image is {image}"
+    return ""
 
 
 def first(item: tuple[Any, object]) -> Any:
