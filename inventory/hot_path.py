@@ -309,8 +309,10 @@ class HotPath:
         Unknown keys are absent. Raises what the doors raise where MySQL is asked and away; without Redis all come from
         MySQL, and say so.
         """
+        # The names of an epoch that is over may still be there: who sees a change answered must not read before it.
+        epoch = await self._epoch_now()
         try:
-            return await self._loader.read_balances(self._watch.hot_epoch, keys)
+            return await self._loader.read_balances(epoch, keys)
         except StoreUnavailable as trouble:
             if trouble.store != "redis":
                 raise
