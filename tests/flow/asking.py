@@ -4,11 +4,12 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+import asyncmy
 import msgspec
 from aio_pika import DeliveryMode, Message, connect
 from aio_pika.abc import AbstractChannel, AbstractQueue
@@ -278,6 +279,34 @@ async def open_queue(world: World) -> AsyncGenerator[LogQueue]:
 
 
 @asynccontextmanager
+async def mysql_session(world: World) -> AsyncGenerator[Callable[[str], Awaitable[list[tuple[Any, ...]]]]]:
+    """A foreign transaction: what it locks stays locked until the block ends, and then it is rolled back.
+
+    The server ends it when it rests for 3 s, so it has to be kept busy.
+    """
+    server = world.servers.mariadb
+    connection = await asyncmy.connect(
+        host="127.0.0.1",
+        port=server.port,
+        user="admin",
+        password=server.passwords.get("mariadb-admin"),
+        db=world.database,
+        autocommit=False,
+    )
+
+    async def ask(statement: str) -> list[tuple[Any, ...]]:
+        async with connection.cursor() as cursor:
+            await cursor.execute(statement)
+            return list(await cursor.fetchall())
+
+    try:
+        yield ask
+        await connection.rollback()
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
 async def worker_away(world: World, **environment: str) -> AsyncGenerator[None]:
     """The persist worker is stopped meanwhile, and started again afterwards. Waits for quiet first."""
     await world.quiet()
@@ -294,11 +323,11 @@ def read_metrics(text: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in values}
 
 
-async def role_metrics(port: int) -> dict[str, float]:
+async def role_metrics(world: World, port: int) -> dict[str, float]:
     """The metrics of a role without an HTTP API, started with this `STOCKGATE_METRICS_PORT`."""
     wire = Wire()
     try:
-        reply = await wire.call("GET", port, "/metrics", {})
+        reply = await wire.call("GET", port, "/metrics", world.headers("metrics"))
     finally:
         wire.close()
     assert reply.status_code == 200, reply.text

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from stockgate.processes import log_tail
 from stockgate.servers import Servers
 from tests.flow.world import World
 
@@ -45,9 +46,14 @@ class Worlds:
             await server.kill(signal.SIGCONT)
             if not server.alive():
                 await server.start()
-        if self._world is not None:
-            world, self._world = self._world, None
-            await world.__aexit__()
+        if self._world is None:
+            return
+        world, self._world = self._world, None
+        asked = [role for role in world.roles if role.child.alive()]
+        await world.__aexit__()
+        hung = [role for role in asked if role.child.exit_code == -signal.SIGKILL]
+        logs = "\n".join(f"  {role.name}:\n{log_tail(role.child.log_path, 40)}" for role in hung)
+        assert not hung, f"asked to end, these had to be killed:\n{logs}"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
