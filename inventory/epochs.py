@@ -19,7 +19,7 @@ from kernel import failpoints, limits
 from kernel.amqp_door import Publisher
 from kernel.amqp_topology import log_queue
 from kernel.clock import Clock
-from kernel.errors import Retryable, StoreUnavailable
+from kernel.errors import Retryable, StockgateError, StoreUnavailable
 from kernel.mysql_door import Database
 from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
@@ -72,7 +72,7 @@ class Steps:
     async def close_lost(self, row: LeaderRow, head: Head, next_mode: str) -> None:
         """Close an epoch whose Redis is not the continuation: what MySQL has is all there is."""
         self.log.warning("epoch is closed, Redis is not its continuation", epoch=row.epoch, applied_m=row.applied_m)
-        await self._fence_what_answers(head)
+        await self._fence_what_answers(row, head)
         await self.close(row, row.applied_m, next_mode)
 
     async def close(self, row: LeaderRow, after_m: int, next_mode: str) -> LeaderRow:
@@ -128,12 +128,18 @@ class Steps:
             await head.confirm(Position(*named[-1]), encode_naming(Naming(head.keys.epoch, named)))
             after_m = named[-1][0]
 
-    async def _fence_what_answers(self, head: Head) -> None:
-        """Stop decisions that nobody would ever relay; a Redis that is away or empty decides nothing anyway."""
+    async def _fence_what_answers(self, row: LeaderRow, head: Head) -> None:
+        """Stop decisions that nobody would ever relay; a Redis that is away, empty or damaged decides nothing anyway."""
         try:
             await head.fence(on=True)
-        except (StoreUnavailable, LeadershipLost) as failure:
-            self.log.info("head was not fenced", epoch=head.keys.epoch, reason=str(failure))
+            confirmed_m = int(await self.redis.command("HGET", head.keys.head, "confirmed_m"))
+            if confirmed_m > row.applied_m:
+                # Only a queue that lost confirmed messages, and a log that had to let go of them, come to this.
+                self.log.error(
+                    "confirmed entries are lost", epoch=row.epoch, from_m=row.applied_m + 1, to_m=confirmed_m
+                )
+        except (StockgateError, LeadershipLost) as failure:
+            self.log.info("head was not fenced", epoch=row.epoch, reason=str(failure))
         failpoints.hit("leader.after_fence")
 
     async def _send_until(

@@ -32,9 +32,12 @@ from kernel.redis_door import RedisDoor
 from kernel.redis_keys import EpochKeys
 from kernel.settings import Settings
 
-LOCK_PAUSE_S: Final = (0.1, 0.3)
-"""A candidate asks for the lock after a pause drawn from here, so that several do not ask in step."""
+LOCK_PAUSE_S: Final = (0.3, 0.7)
+"""A candidate asks for the lock after a pause drawn from here, so that several do not ask in step. RabbitMQ logs a line
+for every refusal: much shorter ones would fill its log."""
 START_ANEW_PAUSE_S: Final = (0.1, 0.5)
+OUT_OF_REACH_PAUSE_S: Final = (0.5, 1.5)
+"""After a try that did not come so far as to lead: longer, so that one who cannot does not stand in the way."""
 RESIGN_LIMIT_S: Final = 2.0
 """A leader that is asked to end waits so long for what it has published to be confirmed and named."""
 
@@ -69,6 +72,7 @@ class Leader:
         self._log: FilteringBoundLogger = get_logger().bind(shard=shard)
         self._reign: Reign | None = None
         self._noted = ""
+        self._changes = 0
         self.failure = ""
         """Why this process neither leads nor waits for the lock; empty while it does."""
         self.status = LeaderStatus(leading=False, term=0, epoch=0)
@@ -91,11 +95,13 @@ class Leader:
 
     async def _stand(self) -> None:
         while True:
+            changes = self._changes
             try:
                 await self._stand_once()
             except Exception as failure:  # noqa: BLE001 - whatever it was, the next try begins from what the stores say
                 self._note(failure)
-            await asyncio.sleep(random.uniform(*START_ANEW_PAUSE_S))
+            pause = START_ANEW_PAUSE_S if self._changes > changes else OUT_OF_REACH_PAUSE_S
+            await asyncio.sleep(random.uniform(*pause))
 
     async def _stand_once(self) -> None:
         """Connect, wait for the lock, lead. Ends by an exception alone."""
@@ -190,6 +196,7 @@ class Leader:
 
     def _begins(self, row: LeaderRow) -> None:
         self._noted = ""
+        self._changes += 1
         self._metrics.leader.labels(self.shard).set(1)
         self._metrics.leader_changes_total.labels(self.shard).inc()
         self.status = LeaderStatus(leading=True, term=row.term, epoch=row.epoch)

@@ -223,7 +223,9 @@ class Reign:
         row = self._row
         size = await self._head.size()
         self._metrics.unconfirmed_bytes.labels(self._steps.shard).set(size.unconfirmed_bytes)
-        await self._upkeep.trim(row.applied_m, self.relay.named_m, size.log_bytes)
+        # What the chain is checked at stays, and so does everything that the worker still asks for.
+        known_m = row.applied_m if row.wanted_m > row.applied_m else min(self.relay.named_m, self.relay.read.m)
+        await self._upkeep.trim(row.applied_m, known_m, size.log_bytes)
         await self._upkeep.evict(row.applied_m)
 
     async def _clear_leftovers(self) -> None:

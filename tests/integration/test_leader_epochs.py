@@ -109,6 +109,14 @@ async def test_a_flushed_redis_is_opened_anew_without_any_reconnect(servers: Ser
         assert metric(world.metrics, "epochs_opened_total") == 2
 
 
+@pytest.mark.parametrize("name", ["head", "log"])
+async def test_a_damaged_head_or_log_is_opened_anew(servers: Servers, tmp_path: Path, name: str) -> None:
+    async with under_load(servers, tmp_path) as world:
+        keys = EpochKeys(SHARD, 1)
+        await world.redis.command("SET", {"head": keys.head, "log": keys.log}[name], "something else")
+        await world.decides(beyond_epoch=1, limit_s=10)
+
+
 async def test_older_data_without_any_reconnect_is_never_continued(servers: Servers, tmp_path: Path) -> None:
     async with under_load(servers, tmp_path) as world:
         old = await copy_redis(world)
