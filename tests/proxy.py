@@ -15,6 +15,10 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dropping = {"requests": False, "replies": False}
+        self._held_words: bytes | None = None
+        self._released = asyncio.Event()
+        self.held = 0
+        """How many requests were held so far."""
         self.connections = 0
         """How many were accepted so far."""
         self.port = 0
@@ -37,9 +41,16 @@ class Proxy:
         """Nothing arrives anywhere; connections stay open, and new ones are accepted."""
         self._dropping = {"requests": True, "replies": True}
 
+    def hold(self, words: bytes) -> None:
+        """Requests that contain these bytes, and all behind them on their connections, wait until `restore()`."""
+        self._held_words = words
+        self._released.clear()
+
     def restore(self) -> None:
-        """Forward again. What was dropped is lost for good."""
+        """Forward again, what was held too. What was dropped is lost for good."""
         self._dropping = {"requests": False, "replies": False}
+        self._held_words = None
+        self._released.set()
 
     def cut(self) -> None:
         """Break every open connection now; new ones are served."""
@@ -88,6 +99,9 @@ class Proxy:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: str) -> None:
         with suppress(OSError):
             while data := await reader.read(65_536):
+                if what == "requests" and self._held_words is not None and self._held_words in data:
+                    self.held += 1
+                    await self._released.wait()
                 if not self._dropping[what]:
                     writer.write(data)
                     await writer.drain()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+import lua
 from inventory.moves import Move
 from tests.flow.asking import (
     api_lines,
@@ -250,6 +251,30 @@ async def test_two_gateways_meet_an_unloaded_key_at_the_same_moment(world: World
     bought = await at_once(tries)
     assert len(accepted(bought)) == len(keys)
     assert {await quantities(world, key) for key in keys} == {(0, 1, 0, 0, 0)}
+    await world.quiet()
+    await check_stores(world)
+
+
+async def test_a_loader_sleeps_between_its_steps_until_others_have_loaded_and_sold(world: World) -> None:
+    """It read the key when all of it was there, and writes when nothing is left: it changes nothing."""
+    await world.create_key("sleeper", 3)
+    await world.create_key("warm-too", 1)
+    async with redis_through_proxy(world, 0) as proxy:
+        await rebuild(world)
+        done(await reserve(world, "warm-too", ("warm-too", 1)), status=201)
+        proxy.hold(lua.load("load_keys").sha.encode())
+        async with asyncio.TaskGroup() as tasks:
+            late = tasks.create_task(reserve(world, "sleeper-late", ("sleeper", 1)))
+
+            async def sleeps() -> bool:
+                return proxy.held == 1
+
+            await world.until(sleeps, 5.0, "the loader has read and does not write")
+            for number in range(3):
+                done(await reserve(world, f"sleeper-{number}", ("sleeper", 1), gateway=1), status=201)
+            proxy.restore()
+        refused(late.result(), 409, "INSUFFICIENT_STOCK")
+    assert await quantities(world, "sleeper") == (0, 3, 0, 0, 0)
     await world.quiet()
     await check_stores(world)
 

@@ -16,8 +16,9 @@ import redis.asyncio
 
 from inventory.events import decode_message
 from inventory.moves import Move
+from stockgate.demo_history import OrderHistory
 from stockgate.ports import choose_port
-from stockgate.servers import RedisServer, Server
+from stockgate.servers import RedisServer, Server, Servers
 from tests.flow.asking import (
     api_lines,
     change,
@@ -38,6 +39,7 @@ from tests.flow.asking import (
     worker_away,
 )
 from tests.flow.checks import check_all, check_stores
+from tests.flow.conftest import Worlds
 from tests.flow.crash_cases import Load
 from tests.flow.load import read_history
 from tests.flow.world import World
@@ -205,6 +207,7 @@ async def test_redis_is_full(world: World) -> None:
     await world.create_key("full", 10)
     for number in range(3):
         done(await reserve(world, f"full-{number}", ("full", 2)), status=201)
+    errors = await server_errors(world)
     done(await reserve(world, "full-short", ("full", 1), ttl_seconds=1), status=201)
     async with world.redis() as client:
         await client.config_set("maxmemory", "1mb")
@@ -236,6 +239,7 @@ async def test_redis_is_full(world: World) -> None:
         finally:
             await client.config_set("maxmemory", "1gb")
     done(await reserve(world, "full-new", ("full", 6)), status=201)
+    assert await server_errors(world) == errors + 3, "two reserves and an adjustment"
     await world.quiet()
     await check_stores(world)
 
@@ -460,3 +464,30 @@ async def test_a_poison_event_is_rejected(world: World) -> None:
     shown = await status(world)
     assert (shown["held_keys"], shown["parked_events"]) == (0, 0)
     await check_stores(world)
+
+
+# --- the checks themselves ---------------------------------------------------------------------------------------------
+
+
+async def test_the_checks_see_a_loss(worlds: Worlds, servers: Servers, tmp_path: Path) -> None:
+    """With `ack=redis` a 2xx promises less: what no leader has relayed dies with Redis, and the checks must say so."""
+    await worlds.discard()
+    async with World(servers, tmp_path, leaders=1, settings={"STOCKGATE_ACK": "redis"}) as world:
+        await world.create_key("promised", 5)
+        await world.quiet()
+        epoch = await epoch_of(world)
+        await world.leaders[0].kill()
+        reply = await reserve(world, "promised", ("promised", 2))
+        assert (reply.status_code, reply.headers["durability"]) == (201, "redis")
+        await servers.redis.kill()
+        servers.redis.wipe()
+        await servers.redis.start()
+        world.leaders[0].spawn()
+
+        async def rebuilt() -> bool:
+            return await epoch_of(world) > epoch
+
+        await world.until(rebuilt, 30.0, "a new epoch")
+        history = {"promised": OrderHistory({"promised": 2}, reserved=True)}
+        with pytest.raises(AssertionError, match="told RESERVE, no row"):
+            await check_all(world, history, {"promised": 5})
