@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, cast
 from structlog.typing import FilteringBoundLogger
 
 from inventory.epochs import Steps
-from inventory.head import Head, LeadershipLost
+from inventory.head import ChainBroken, Head, LeadershipLost
 from inventory.hot_path import HotPath
 from inventory.loading import Loader
 from inventory.reign import Doors, Reign
@@ -71,6 +71,7 @@ class Leader:
         self._name = f"{name}.{shard}"
         self._log: FilteringBoundLogger = get_logger().bind(shard=shard)
         self._reign: Reign | None = None
+        self._broken_at: tuple[int, int] | None = None
         self._noted = ""
         self._changes = 0
         self.failure = ""
@@ -160,7 +161,10 @@ class Leader:
         keys = EpochKeys(self.shard, row.epoch)
         head = Head(door=steps.redis, namer=doors.namer, keys=keys, term=row.term)
         state = await steps.take_over(row, head)
-        if state is None:
+        begins_at = (row.epoch, row.applied_m)
+        if state is None or begins_at == self._broken_at:
+            # It holds what MySQL has, but nobody gets beyond that: once may be chance, twice in one place is damage.
+            self._broken_at = None
             await steps.close_lost(row, head, "opening")
             return
         self._reign = Reign(
@@ -170,6 +174,9 @@ class Leader:
         self._log.info("leading", term=row.term, epoch=row.epoch, applied_m=row.applied_m, head_m=state.m)
         try:
             await self._reign.run()
+        except* ChainBroken:
+            self._broken_at = begins_at
+            raise
         finally:
             self._reign = None
 

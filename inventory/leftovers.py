@@ -7,6 +7,7 @@ in `stale_event` beside the messages that came too late, so that an operator can
 import asyncio
 from typing import Final
 
+import msgspec
 from structlog.typing import FilteringBoundLogger
 
 import sql
@@ -98,14 +99,25 @@ class Leftovers:
         return reported
 
     async def _list_unless_applied(self, epoch: int, m: int, term: int, fields: dict[bytes, bytes]) -> bool:
-        payload = fields[b"e"]
-        change = decode_changes(payload)[0]
-        event = change.events[0]
-        # A forked log gives other changes the same numbers: what they were for, and when, tells them apart.
-        place = (event.inventory_key, event.seq, epoch, m, change.tenant, change.ref, change.at_ms)
-        if await self._database.fetch_all(sql.load("select_ledger_entry"), place):
+        payload, digest = fields.get(b"e", b""), fields.get(b"d", b"")
+        if (place := _place(epoch, m, payload)) and await self._database.fetch_all(
+            sql.load("select_ledger_entry"), place
+        ):
             return False
-        row = (self._shard, epoch, m, term, fields[b"d"].decode(), payload, self._clock.now_ms())
+        row = (self._shard, epoch, m, term, digest.decode("ascii", "replace"), payload, self._clock.now_ms())
         async with self._database.transaction() as transaction:
             await transaction.execute(sql.load("insert_unpublished_entry"), row)
         return True
+
+
+def _place(epoch: int, m: int, payload: bytes) -> tuple[str | int, ...] | None:
+    """What tells an entry in the ledger; None for one that cannot be read, which is listed: it is in nobody's way.
+
+    A forked log gives other changes the same numbers: what they were for, and when, tells them apart.
+    """
+    try:
+        change = decode_changes(payload)[0]
+        event = change.events[0]
+    except (msgspec.MsgspecError, IndexError):
+        return None
+    return event.inventory_key, event.seq, epoch, m, change.tenant, change.ref, change.at_ms

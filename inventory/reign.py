@@ -7,6 +7,7 @@ only what rests on its row pauses. Redis may be away for a moment.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 from inventory.epochs import Steps
 from inventory.expiry import Sweeper
-from inventory.head import Head, HeadState, LeadershipLost, Position
+from inventory.head import ChainBroken, Head, HeadState, LeadershipLost, Position
 from inventory.hot_path import HotPath
 from inventory.leftovers import Leftovers
 from inventory.relay import Relay
@@ -114,6 +115,12 @@ class Reign:
                 group.create_task(self._clear_leftovers(), name="leftovers")
         except* _EpochClosed:
             self._log.info("epoch is closed")
+        except* ChainBroken:
+            # Whatever is decided here from now on is for nothing, and what is read here may be older than what was told
+            # before. A new term may be long in coming (without MySQL there is none), so nobody waits for it unfenced.
+            with suppress(StockgateError, LeadershipLost):
+                await self._head.fence(on=True)
+            raise
 
     # --- the head -----------------------------------------------------------------------------------------------------
 
@@ -121,8 +128,10 @@ class Reign:
         """See once a second, and as soon as Redis is back, that the log is the one that was published."""
         answered_at = self._steps.clock.monotonic()
         while True:
+            named_m = self.relay.named_m
             try:
                 state = await self._head.check(self.relay.read)
+                await self._remind_of_what_was_forgotten(state, named_m)
             except StoreUnavailable as away:
                 if self._steps.clock.monotonic() - answered_at > REDIS_AWAY_MAX_S:
                     raise LeadershipLost(f"Redis does not answer: {away}") from away
@@ -132,6 +141,19 @@ class Reign:
             self._head_m = state.m
             self._show()
             await asyncio.sleep(CHAIN_CHECK_S)
+
+    async def _remind_of_what_was_forgotten(self, state: HeadState, named_m: int) -> None:
+        """Tell the head again what it was told. `named_m` is the confirmed mark as it was before the check.
+
+        A Redis that lost its last moment (`everysec` does, with its machine) may still hold every entry that was read, and
+        bear this term, and yet not know a fence, its end, or that entries were confirmed. Nothing else would tell it.
+        """
+        if self._closing and self._fenced and not state.fenced:
+            await self._head.fence(on=True)
+        else:
+            self._fenced = state.fenced
+        if state.confirmed_m < named_m:
+            await self.relay.name_again()
 
     # --- the row ------------------------------------------------------------------------------------------------------
 
@@ -202,6 +224,7 @@ class Reign:
         self._fenced = True
         failpoints.hit("leader.after_fence")
         await self._until_done("head", self._read_head)
+        self.relay.end_at(self._head_m)
         await self.relay.caught_up(self._head_m)
         await self._steps.close(self._row, self._head_m, next_mode)
         raise _EpochClosed

@@ -18,7 +18,7 @@ from inventory.events import (
     encode_message,
     encode_naming,
 )
-from inventory.head import ChainBroken, Head, Position
+from inventory.head import ChainBroken, Head, LeadershipLost, Position
 from kernel import failpoints, limits
 from kernel.amqp_door import Publisher
 from kernel.amqp_topology import log_queue
@@ -93,10 +93,24 @@ class Relay:
         """The last entry ever read: what Redis' log must still hold."""
         self.named_m = named_m
         """The confirmed mark as this leader knows it."""
+        self._named = start if named_m == start.m else None
+        self._end_m: int | None = None
 
     def rewind(self, position: Position) -> None:
         """Publish again from the entry after `position`, which MySQL has."""
         self._rewind_to = position
+
+    def end_at(self, m: int) -> None:
+        """Entry m is the epoch's last: CLOSE follows it. What a Redis that forgot its fence adds is a broken chain.
+
+        A message behind CLOSE would be confirmed like any other, and would have no effect.
+        """
+        self._end_m = m
+        self._check_end()
+
+    def _check_end(self) -> None:
+        if self._end_m is not None and self.read.m > self._end_m:
+            raise ChainBroken(f"entry {self.read.m} was made after the epoch had ended with entry {self._end_m}")
 
     async def caught_up(self, m: int) -> None:
         """Wait until entry m is confirmed and named."""
@@ -141,6 +155,7 @@ class Relay:
         self._position = Position(last.m, last.digest)
         if last.m > self.read.m:
             self.read = self._position
+            self._check_end()
         self._entry_bytes += (sum(len(entry.payload) for entry in entries) / len(entries) - self._entry_bytes) / 4
         # A reconnected reader may talk to another Redis: its entries chain, but whose term is in its head?
         while not await self._checked():
@@ -204,9 +219,15 @@ class Relay:
         failpoints.hit("leader.before_naming")
         while not await self._confirmed(last, payload):
             await asyncio.sleep(REDIS_RETRY_S)
-        self.named_m = last.m
+        self.named_m, self._named = last.m, last
         self._progress.set()
         self._progress.clear()
+
+    async def name_again(self) -> None:
+        """Move the mark once more to what was named last: Redis has forgotten it. Raises as `Head.confirm`."""
+        if self._named is None:
+            raise LeadershipLost(f"Redis has forgotten that entry {self.named_m} is confirmed")
+        await self._head.confirm(self._named, encode_naming(Naming(self._head.keys.epoch, [self._named])))
 
     async def _confirmed(self, last: Position, payload: bytes) -> bool:
         """Whether Redis took the mark; a repeat does no harm. Raises ChainBroken."""
