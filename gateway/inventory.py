@@ -25,6 +25,7 @@ from inventory.loading import ReadBalance
 from inventory.moves import Move
 from inventory.operations import Line, Operation, fingerprint
 from kernel import limits
+from kernel.errors import StoreUnavailable
 from kernel.problems import Problem
 
 _create_decoder: Final = msgspec.json.Decoder(requests.CreateInventory)
@@ -55,6 +56,14 @@ async def create_inventory(call: Call) -> Reply:
     creation = await call.state["catalogue"].create(key)
     if creation is Creation.CONFLICT:
         raise Problem("REQUEST_CONFLICT", "the key or the request number belongs to another request")
+    try:
+        return await _filled(call, asked, key, creation)
+    except (Problem, StoreUnavailable) as failure:
+        raise _once_created(failure) from failure
+
+
+async def _filled(call: Call, asked: requests.CreateInventory, key: NewKey, creation: Creation) -> Reply:
+    """Bring the first quantity to a key that exists, and answer what it is then."""
     replay = creation is Creation.REPLAY
     headers = (JSON, DURABILITY["mysql"])
     if asked.init_quantity:
@@ -68,6 +77,15 @@ async def create_inventory(call: Call) -> Reply:
         headers = (*headers, REPLAYED)
     found = await _read(call, [asked.inventory_key])
     return Reply(200 if replay else 201, encode(found[asked.inventory_key]), headers)
+
+
+def _once_created(failure: Problem | StoreUnavailable) -> Problem:
+    """What a failure is after the key was made: whatever it says of its own part, something has been executed."""
+    if isinstance(failure, StoreUnavailable):
+        return Problem("UNAVAILABLE", f"{failure.store} cannot be asked", outcome="unknown")
+    if failure.extra.get("outcome") == "not_executed":
+        return Problem(failure.code, failure.detail, **{**failure.extra, "outcome": "unknown"})
+    return failure
 
 
 async def read_inventory(call: Call) -> Reply:
