@@ -13,7 +13,7 @@ from typing import Final
 
 import sql
 from inventory.sequence import ALARMS, LockedShard
-from inventory.shard_state import NoSuchShard, read_shard
+from inventory.shard_state import read_shard
 from kernel import amqp_topology, health, limits, logs
 from kernel.amqp_door import Consumer
 from kernel.clock import SYSTEM_CLOCK, Clock
@@ -119,8 +119,8 @@ class ShardWorker:
             await _wait(stop, STOPPED_POLL_S)
             try:
                 row = LockedShard(*await read_shard(self._database, self._shard))
-            except (StoreUnavailable, NoSuchShard):
-                continue
+            except StockgateError:
+                continue  # whatever MySQL's trouble is, it is not worth the process
             if stopped_state(row) != stopped_state(halted):
                 return
 
