@@ -134,16 +134,16 @@ class RedisDoor:
         return cls(settings, name)
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Run a script by its sha and return its reply, bulk strings as bytes. Loads it where Redis forgot it."""
+        """Run a script by its sha and return its reply, bulk strings as bytes. Sends its source where Redis forgot it."""
         packed = pack(("EVALSHA", script.sha, len(keys)), keys, args)
         async with self._one_call(self._timeout_s) as call:
             try:
                 return await self._exchange(packed, call)
             except NoScriptError:
-                loaded = await self._exchange(pack(("SCRIPT", "LOAD", script.source)), call)
-                if loaded != script.sha.encode():
+                if script != Script.of(script.name, script.source):
                     raise ScriptFailed(f"script {script.name}: its sha is not that of its source") from None
-                return await self._exchange(packed, call)
+                # Not LOAD and then EVALSHA: Redis may forget it again in between. EVAL runs it and keeps it, in one step.
+                return await self._exchange(pack(("EVAL", script.source, len(keys)), keys, args), call)
 
     async def command(self, *args: Argument) -> Any:
         """Run one plain command, its words one by one (`"CONFIG", "GET", "maxmemory"`), and return its reply."""

@@ -459,8 +459,12 @@ async def test_a_poison_event_is_rejected(world: World) -> None:
     assert await api_lines(world, "reject-B") == {"reject": "RESERVED"}
     assert await ledger(world, "reject-A") == [("reject", Move.REJECTED)]
     assert await quantities(world, "reject") == (48, 2, 0, 0, 0)
-    (task,) = await world.query("SELECT kind, status FROM inventory_repair_task WHERE inventory_key = 'reject'")
-    assert task == ("reject_held", "done")
+    # Until the epoch ends Redis shows the key as it was with the rejected event; a comparison may have mended it there.
+    (task,) = await world.query(
+        "SELECT status, before_image FROM inventory_repair_task WHERE inventory_key = 'reject' AND kind = 'reject_held'"
+    )
+    assert task[0] == "done"
+    assert "reject-A" in task[1]
     shown = await status(world)
     assert (shown["held_keys"], shown["parked_events"]) == (0, 0)
     await check_stores(world)

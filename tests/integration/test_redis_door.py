@@ -58,6 +58,24 @@ async def test_a_forgotten_script_is_loaded_and_run_once(door: RedisDoor) -> Non
     assert door.generation == 1
 
 
+async def test_scripts_that_are_forgotten_at_any_moment_run_all_the_same(servers: Servers, door: RedisDoor) -> None:
+    """Redis may forget a script between any two commands, so running a forgotten one is a single command."""
+    other = RedisDoor.open(settings_for(servers.redis.url), name="forgetting")
+    ran = asyncio.Event()
+
+    async def forget() -> None:
+        while not ran.is_set():
+            await other.command("SCRIPT", "FLUSH")
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(forget())
+        try:
+            assert [await door.run(COUNT, ["n"], []) for _ in range(1_000)] == list(range(1, 1_001))
+        finally:
+            ran.set()
+    await other.close()
+
+
 async def test_a_script_with_a_wrong_sha_is_never_run(door: RedisDoor) -> None:
     with pytest.raises(ScriptFailed, match="sha"):
         await door.run(Script("other", COUNT.source, "0" * 40), ["n"], [])
