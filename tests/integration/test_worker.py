@@ -307,7 +307,12 @@ async def test_foreign_entry_stops_the_shard_and_the_operator_mends_it(world: Wo
         row = await world.row()
         assert row.applied_m == 3
         assert log.entries[2][0] in row.alarm_detail
-        assert "FORK" in worker.missing()["shard 0"]
+
+        # The row is committed a moment before the worker speaks of it.
+        async def told() -> bool:
+            return "FORK" in worker.missing().get("shard 0", "")
+
+        await world.until(told, "the worker says so")
         get = world.metrics.registry.get_sample_value
         assert get("stockgate_worker_alarm", {"shard": "0", "alarm": "FORK"}) == 1
 
