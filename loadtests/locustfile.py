@@ -48,6 +48,7 @@ class Shopper(FastHttpUser):
 
     def _call(self, name: str, path: str, body: dict[str, Any]) -> bool:
         """Whether it was done; an expected refusal is no failure."""
+        done = False
         with self.client.post(path, json=body, headers=self.headers, name=name, catch_response=True) as answer:
             done = answer.status_code in {200, 201}
             code = None if done or not answer.text else answer.json().get("code")
