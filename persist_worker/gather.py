@@ -43,7 +43,8 @@ class Gather:
             return []
         batch, events = [first], first.incoming.events
         deadline = asyncio.get_running_loop().time() + self._gather_s
-        while events < self._events_max:
+        # A TERM or CLOSE has no entries, and somebody waits until it is obeyed.
+        while events < self._events_max and batch[-1].incoming.entries:
             received = await self._receive(deadline - asyncio.get_running_loop().time())
             if received is None:
                 break
