@@ -1,8 +1,8 @@
 """Gathers the operations of many requests into few script calls, and answers each request when its own are done.
 
-One call is in flight; what arrives meanwhile makes the next one. What needs MySQL first waits in a line of its own, so
-that it never stands before what Redis can decide alone. Between requests only this order counts: who was answered comes
-before who asked after that. Within a request operations keep their order.
+One call is in flight; what arrives meanwhile, and until its entry is named, makes the next one. What needs MySQL first
+waits in a line of its own, so that it never stands before what Redis can decide alone. Between requests only this order
+counts: who was answered comes before who asked after that. Within a request operations keep their order.
 
 A request has a future and no task. An answer that promises something waits until the leader has named the call's entry
 (`ack=broker`): one waiter per call, for all its requests.
@@ -10,7 +10,8 @@ A request has a future and no task. An answer that promises something waits unti
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, Literal, NamedTuple
 
@@ -28,6 +29,9 @@ from kernel.settings import Settings
 
 LOOK_UPS_IN_FLIGHT: Final = 2
 """Look-ups that run side by side: a slow one (a cold key, a large order) does not hold up the next tick's."""
+GATHER_S: Final = 0.01
+"""How long a batch may wait for the one before it to be answered. A call, its entry and its naming cost the same for one
+operation as for many: under load fewer and larger ones are what leaves the machine free."""
 SWEEP_S: Final = 0.05
 """How far past its deadline a request may be answered."""
 
@@ -65,38 +69,52 @@ class _Request(Pending):
 
 
 class _Line:
-    """Requests that wait their turn, and how many operations they have."""
+    """Requests that wait their turn, how many operations and lines they have, and how many of each leave together."""
 
-    def __init__(self) -> None:
+    def __init__(self, operations_max: int, lines_max: int) -> None:
+        self._operations_max = operations_max
+        self._lines_max = lines_max
         self._requests: deque[_Request] = deque()
         self.operations = 0
+        self._lines = 0
         self._filled = asyncio.Event()
 
     def put(self, request: _Request) -> None:
         self._requests.append(request)
         self.operations += len(request.ops)
+        self._lines += request.lines
         self._filled.set()
 
     def put_back(self, requests: Sequence[_Request]) -> None:
         """Put requests before all others."""
         self._requests.extendleft(reversed(requests))
         self.operations += sum(len(request.ops) for request in requests)
+        self._lines += sum(request.lines for request in requests)
         if requests:
             self._filled.set()
 
-    async def take(self, operations_max: int, lines_max: int) -> list[_Request]:
-        """Wait for requests, and take as many as fit; one that alone does not fit comes alone."""
+    async def filled(self) -> None:
+        """Wait until somebody waits here."""
         await self._filled.wait()
+
+    @property
+    def full(self) -> bool:
+        """Whether waiting longer would not make what leaves next larger."""
+        return self.operations >= self._operations_max or self._lines >= self._lines_max
+
+    def take(self) -> list[_Request]:
+        """Take as many requests as fit; one that alone does not fit comes alone."""
         taken: list[_Request] = []
         operations = lines = 0
         requests = self._requests
         while requests:
             request = requests[0]
             count = len(request.undecided)
-            if taken and (operations + count > operations_max or lines + request.lines > lines_max):
+            if taken and (operations + count > self._operations_max or lines + request.lines > self._lines_max):
                 break
             requests.popleft()
             self.operations -= len(request.ops)
+            self._lines -= request.lines
             # Cancelled by its caller, or past its deadline: nobody asks for it any more.
             if not request.future.done():
                 taken.append(request)
@@ -127,11 +145,17 @@ class Batcher:
         self._clock = clock
         self._durability: Durability = settings.ack
         self._deadline_s = settings.answer_deadline_ms / 1000
-        self._ready = _Line()
-        self._lacking = _Line()
+        self._ready = _Line(limits.BATCH_OPERATIONS_MAX, limits.BATCH_LINES_MAX)
+        self._lacking = _Line(limits.LOAD_ORDERS_MAX, limits.LOAD_KEYS_MAX)
         self._open: dict[_Request, None] = {}
         """Requests without an answer, in the order of their deadlines."""
         self._open_operations = 0
+        self._looking_up = 0
+        """Look-ups that run."""
+        self._unnamed_calls = 0
+        """Calls whose requests wait for the naming of their entry."""
+        self._progress = asyncio.Event()
+        """Set whenever a batch may be allowed to begin."""
         self._draining = False
         self._emptied = asyncio.Event()
         self._batch_operations = metrics.batch_operations
@@ -162,6 +186,8 @@ class Batcher:
         self._open[request] = None
         self._open_operations += len(ops)
         line.put(request)
+        if line.full:
+            self._progress.set()
         try:
             answer = await request.future
         finally:
@@ -230,13 +256,34 @@ class Batcher:
         request.undecided, request.unnamed = [], []
         self._answer_if_done(request)
 
+    async def _gather(self, line: _Line, under_way: Callable[[], bool]) -> None:
+        """Wait for a first request, then let the batch grow while others are under way, for `GATHER_S` at most."""
+        await line.filled()
+        if line.full or not under_way():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                while under_way() and not line.full:
+                    self._progress.clear()
+                    await self._progress.wait()
+
+    def _any_under_way(self) -> bool:
+        return self._looking_up > 0 or self._unnamed_calls > 0
+
+    def _any_call_under_way(self) -> bool:
+        return self._unnamed_calls > 0
+
     # --- what MySQL is asked for ----------------------------------------------------------------------------------------
 
     async def _look_up_for_ever(self) -> None:
         while True:
-            requests = await self._lacking.take(limits.LOAD_ORDERS_MAX, limits.LOAD_KEYS_MAX)
+            await self._gather(self._lacking, self._any_under_way)
+            requests = self._lacking.take()
             if requests:
+                self._looking_up += 1
                 await self._look_up(requests)
+                self._looking_up -= 1
+                self._progress.set()
 
     async def _look_up(self, requests: Sequence[_Request]) -> None:
         prepared = await self._path.prepare([need for request in requests for _, need in request.needs])
@@ -257,7 +304,8 @@ class Batcher:
 
     async def _call_for_ever(self) -> None:
         while True:
-            requests = await self._ready.take(limits.BATCH_OPERATIONS_MAX, limits.BATCH_LINES_MAX)
+            await self._gather(self._ready, self._any_call_under_way)
+            requests = self._ready.take()
             # A process that was stopped for a while must not send what its callers gave up long ago.
             now = self._clock.monotonic()
             for request in requests:
@@ -316,10 +364,13 @@ class Batcher:
         if waiting:
             latest = max(request.deadline for request, _ in waiting)
             tell = partial(self._entry_named, waiting)
+            self._unnamed_calls += 1
             self._confirmations.expect(called.epoch, called.m, called.digest, latest, tell)
 
     def _entry_named(self, waiting: Sequence[tuple[_Request, list[int]]], confirmed: bool | None) -> None:
         """Answer the requests of one call, now that its entry is confirmed, or known not to be."""
+        self._unnamed_calls -= 1
+        self._progress.set()
         for request, positions in waiting:
             if request.future.done():
                 continue
