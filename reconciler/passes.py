@@ -1,6 +1,7 @@
 """One comparison of a shard: observe, compare, observe the suspects again, repair what is proven."""
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,9 @@ from kernel.logs import get_logger
 from kernel.mysql_door import Database
 from kernel.redis_door import RedisDoor
 from kernel.redis_keys import EpochKeys
+
+COUNT_KEYS_EVERY_S: Final = 60.0
+"""How often a full pass counts all keys of MySQL, to tell how many are cold; with a million keys that is no small read."""
 
 log = get_logger()
 
@@ -53,6 +57,8 @@ class Reconciler:
         self._shard = shard
         self._clock = clock
         self._watch = InFlightWatch(in_flight_alarm_s)
+        self._keys_known = 0
+        self._keys_counted_at = float("-inf")
 
     async def run(self, wanted: Sequence[str], *, dry_run: bool, requested_by: str) -> Findings | None:
         """One pass over the named keys, or over all opened ones; None where no epoch is open.
@@ -67,10 +73,19 @@ class Reconciler:
         try:
             async for page in self._pages(keys, wanted):
                 await self._page(keys, page, findings, dry_run=dry_run, requested_by=requested_by)
+            if not wanted:
+                findings.classes[KeyClass.COLD] = max(0, await self._count_keys() - findings.classes.total())
         except HeadMissing:
             # The leader sees the same and opens a new epoch; nothing can be compared meanwhile.
             return None
         return findings
+
+    async def _count_keys(self) -> int:
+        now = self._clock.monotonic()
+        if now - self._keys_counted_at > COUNT_KEYS_EVERY_S:
+            rows = await self._database.fetch_all(sql.load("audit_count_balances"), (self._shard,))
+            self._keys_known, self._keys_counted_at = int(rows[0][0]), now
+        return self._keys_known
 
     async def _pages(self, keys: EpochKeys, wanted: Sequence[str]) -> AsyncIterator[list[str]]:
         if wanted:
