@@ -10,14 +10,17 @@ import uvicorn
 
 from gateway.app import create_app
 from gateway.call import Lifecycle
+from gateway.protocol import GatewayProtocol
 from kernel import logs
 from kernel.logs import get_logger
-from kernel.process import run_until_signal
+from kernel.process import collect_seldom, run_until_signal
 from kernel.settings import Settings
 
 KEEP_ALIVE_S: Final = 65
 """Longer than a load balancer's usual minute, so that it is the one who closes an idle connection."""
 BACKLOG: Final = 2_048
+GARBAGE_LOOK: Final = 50_000
+"""Requests make hardly any cycles of garbage: only failures do."""
 
 
 class GatewayServer(uvicorn.Server):
@@ -34,6 +37,7 @@ def run(settings: Settings, *, fd: int | None = None, host: str = "127.0.0.1", p
 
     `fd` is an inherited listening socket; without it one is bound to `host` and `port`. Raises OSError if that fails.
     """
+    collect_seldom(GARBAGE_LOOK)
     logs.configure(settings, "gateway")
     listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
     return run_until_signal(lambda stop: serve(settings, listener, stop), settings)
@@ -57,7 +61,7 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
     server = GatewayServer(
         uvicorn.Config(
             create_app(settings, lifecycle),
-            http="httptools",
+            http=GatewayProtocol,
             ws="none",
             lifespan="on",
             log_config=None,

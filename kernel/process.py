@@ -1,6 +1,7 @@
 """How every process of ours runs: uvloop, failpoints armed, SIGTERM and SIGINT as an event that asks it to end."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Awaitable, Callable
 
@@ -26,3 +27,12 @@ def run_until_signal(main: Callable[[asyncio.Event], Awaitable[int]], settings: 
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(until_signal())
+
+
+def collect_seldom(allocations: int) -> None:
+    """Let Python look for cycles of garbage only after so many more objects than were let go, and never among those that
+    are there now: the modules, which every full search walks through.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(allocations, 20, 20)

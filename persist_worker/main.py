@@ -6,7 +6,6 @@ says why; the process stays and tries again when the row has changed.
 """
 
 import asyncio
-import gc
 import random
 from collections.abc import Mapping
 from typing import Final
@@ -22,7 +21,7 @@ from kernel.failpoints import hit
 from kernel.logs import Logger
 from kernel.metrics import Metrics
 from kernel.mysql_door import Database
-from kernel.process import run_until_signal
+from kernel.process import collect_seldom, run_until_signal
 from kernel.settings import Settings
 from persist_worker.apply import Applied, Applier, GaveUp, stopped_state
 from persist_worker.gather import Gather
@@ -35,6 +34,8 @@ STOPPED_RETRY_S: Final = 30.0
 """A stopped shard is tried again after this long even if nothing has changed in its row."""
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
+GARBAGE_LOOK: Final = 200_000
+"""A batch is many thousand tuples and none of them in a cycle: to search among them took a quarter of the time."""
 
 
 class ShardWorker:
@@ -208,17 +209,8 @@ async def work(settings: Settings, stop: asyncio.Event, *, clock: Clock = SYSTEM
     return 0
 
 
-def collect_seldom() -> None:
-    """Let Python look for cycles of garbage seldom: a batch is many thousand tuples and none of them, and the search
-    for them took a quarter of the worker's time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(200_000, 20, 20)
-
-
 def run(settings: Settings) -> int:
     """The process: `stockgate persist-worker`. SIGTERM finishes the batch in hand; exit code 0."""
-    collect_seldom()
+    collect_seldom(GARBAGE_LOOK)
     logs.configure(settings, "persist-worker")
     return run_until_signal(lambda stop: work(settings, stop), settings)

@@ -26,8 +26,9 @@ from kernel import amqp_topology, logs
 from kernel.amqp_door import Publisher
 from kernel.clock import SYSTEM_CLOCK
 from kernel.mysql_door import Database, Statement
+from kernel.process import collect_seldom
 from kernel.settings import Settings
-from persist_worker.main import collect_seldom, work
+from persist_worker.main import GARBAGE_LOOK, work
 from sql.migrate import migrate
 from stockgate.servers import MariaDBServer, RabbitServer
 from tests.log_builder import LogBuilder
@@ -139,7 +140,7 @@ async def bench(events: int, keys: int, run_dir: Path) -> None:
     try:
         log = shop_log(events, keys)
         total = sum(key.seq for key in log.keys.values())
-        collect_seldom()
+        collect_seldom(GARBAGE_LOOK)
         say(f"{total} events, {log.head_m} entries, {len(log.orders)} orders, {keys} keys")
         base, _, _ = mariadb.url.rpartition("/")
         for size in (500, 1_000, 2_000, 0):
