@@ -16,7 +16,6 @@ from structlog.typing import FilteringBoundLogger
 
 from gateway.body import Disconnected, Receive
 from gateway.call import Call, Endpoint, State
-from gateway.protocol import REPLY
 from gateway.replies import Header, Reply, problem_reply
 from gateway.requests import InvalidBody, MalformedBody
 from gateway.routes import Routes
@@ -101,12 +100,12 @@ class Dispatch:
         except asyncio.CancelledError:
             # The shutdown's patience is over. What was submitted may have been decided: say so, then go.
             reply = problem_reply(Problem("UNAVAILABLE", "shutting down", outcome="unknown"), request_id.decode())
-            await self._send(scope, send, reply, request_id, route)
+            await self._send(send, reply, request_id, route, state)
             raise
         except Exception as error:  # noqa: BLE001 - the last place that can still answer the caller
             reply = self._failure(error, request_id.decode(), route)
         failpoints.hit("gateway.before_answer")
-        await self._send(scope, send, reply, request_id, route)
+        await self._send(send, reply, request_id, route, state)
 
     def _failure(self, error: Exception, request_id: str, route: str) -> Reply:
         problem = problem_of(error)
@@ -142,21 +141,13 @@ class Dispatch:
             self._counters[route, status] = counter
         counter.inc()
 
-    async def _send(
-        self, scope: MutableMapping[str, Any], send: Send, reply: Reply, request_id: bytes, route: str
-    ) -> None:
-        self._count(route, reply.status, scope["state"])
+    async def _send(self, send: Send, reply: Reply, request_id: bytes, route: str, state: State) -> None:
+        self._count(route, reply.status, state)
         headers: list[Header] = [
             (b"content-length", b"%d" % len(reply.body)),
             (b"x-request-id", request_id),
             *reply.headers,
         ]
-        # Taken out, because it holds the request that holds the scope: a circle of garbage for each request costs more.
-        extensions = scope.pop("extensions", None)
-        # A problem may close the connection, which is ASGI's matter.
-        whole = extensions.get(REPLY) if extensions and reply.status < 400 else None
-        if whole is not None and whole(reply.status, headers, reply.body):
-            return
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})
 

@@ -10,7 +10,6 @@ import uvicorn
 
 from gateway.app import create_app
 from gateway.call import Lifecycle
-from gateway.protocol import GatewayProtocol
 from kernel import logs
 from kernel.logs import get_logger
 from kernel.process import collect_seldom, run_until_signal
@@ -61,7 +60,7 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
     server = GatewayServer(
         uvicorn.Config(
             create_app(settings, lifecycle),
-            http=GatewayProtocol,
+            http="httptools",
             ws="none",
             lifespan="on",
             log_config=None,
