@@ -22,7 +22,7 @@ from tests.flow.checks import check_all
 from tests.flow.load import read_history
 from tests.flow.world import NotReachedError, Role, World
 
-STOCK = {"crash-a": 400, "crash-b": 900, "crash/c {x}": 100_000, "crash-d": 100_000}
+STOCK = {"crash-a": 400, "crash-b": 100_000, "crash/c {x}": 100_000, "crash-d": 100_000}
 ORDERS_PER_S = 210
 """Their reserves alone are more than 200 requests/s; settling calls and duplicates come on top."""
 CALLS_PER_S_MIN = 200
