@@ -141,6 +141,8 @@ async def check_all(world: World, orders: dict[str, OrderHistory], stock: dict[s
             "SELECT 1 FROM inventory_order WHERE open_lines > 0 AND due_ms - created_ms < 60000 LIMIT 1"
         )
 
+    # MySQL has to know of a hold before it can show that it has expired.
+    await world.quiet()
     await world.until(expired, 30.0, "short holds expired")
     await world.quiet()
     await check_stores(world)

@@ -155,6 +155,7 @@ async def play(
     history.add(orders, counters)
     if case.role == "leader":
         await _one_leader(world)
+    await world.second_worker.stop()
     return await check_all(world, history.orders, STOCK)
 
 
