@@ -135,4 +135,3 @@ _naming_decoder = msgspec.msgpack.Decoder(Naming)
 def decode_naming(body: bytes) -> Naming:
     """Decode a naming; raises msgspec.DecodeError or ValidationError on anything malformed."""
     return _naming_decoder.decode(body)
-
