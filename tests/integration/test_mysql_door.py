@@ -389,7 +389,8 @@ async def test_a_cancelled_statement_returns_no_foreign_rows(url: str, db: Datab
     cancelled = 0
     for n in range(200):
         task = asyncio.create_task(one.fetch_all(Statement("SELECT %s"), (f"lost-{n}",)))
-        for _ in range(n % 30 if n % 2 else 0):
+        # Every other one is cancelled within a few steps of the loop, before an answer can be here.
+        for _ in range(n % 8 if n % 2 else 0):
             await asyncio.sleep(0)
         await asyncio.sleep(0 if n % 2 else chance.random() * 0.001)
         task.cancel()
@@ -398,7 +399,7 @@ async def test_a_cancelled_statement_returns_no_foreign_rows(url: str, db: Datab
         except asyncio.CancelledError:
             cancelled += 1
         assert await one.fetch_all(Statement("SELECT %s"), (f"mine-{n}",)) == [(f"mine-{n}",)]
-    assert 20 < cancelled < 200
+    assert 0 < cancelled < 200, "both must have happened, however quick the machine is"
     await one.close()
     assert await nothing_half_open(servers)
 
