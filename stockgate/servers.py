@@ -11,6 +11,7 @@ import shutil
 import signal
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +38,7 @@ def find_program(name: str) -> str:
     return path
 
 
-class Server:
+class Server(ABC):
     """What the three servers have in common: start, readiness by a real exchange, kill, stop."""
 
     name: str
@@ -67,9 +68,9 @@ class Server:
         return self._child.exit_code
 
     @property
+    @abstractmethod
     def url(self) -> str:
         """Address with user and password, as the settings want it."""
-        raise NotImplementedError
 
     def alive(self) -> bool:
         return self._child.alive()
@@ -107,19 +108,20 @@ class Server:
             raise StackError(f"{self.name} must be stopped before its data is thrown away")
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    @abstractmethod
     async def _prepare(self) -> None:
         """Write configuration; make the data folder on the first start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _command(self) -> list[str]:
-        raise NotImplementedError
+        """The program and its arguments."""
 
     def _env(self) -> Mapping[str, str] | None:
         return None
 
+    @abstractmethod
     async def _answers(self) -> bool:
         """One exchange over the real protocol, with login. False or OSError: not yet."""
-        raise NotImplementedError
 
     def _spawn(self) -> None:
         self._child.spawn(self._command(), env=self._env(), cwd=self.directory)
