@@ -330,7 +330,6 @@ class Batcher:
         began = self._clock.monotonic()
         failpoints.hit("gateway.before_call")
         called = await self._path.call(ops, proven_in=epoch)
-        failpoints.hit("gateway.after_call")
         self._batch_operations.observe(len(ops))
         self._batch_seconds.observe(self._clock.monotonic() - began)
         self._take_called(requests, called)
@@ -362,6 +361,8 @@ class Batcher:
                 again.append(request)
         self._ready.put_back(again)
         if waiting:
+            # Here and not right after the call: one that only said what is to be loaded first has no effect to lose.
+            failpoints.hit("gateway.after_call")
             latest = max(request.deadline for request, _ in waiting)
             tell = partial(self._entry_named, waiting)
             self._unnamed_calls += 1
