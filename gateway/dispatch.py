@@ -7,7 +7,7 @@ to the application inside.
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from itertools import count
 from typing import Any, Final
 
@@ -16,9 +16,12 @@ from structlog.typing import FilteringBoundLogger
 
 from gateway.body import Disconnected, Receive
 from gateway.call import Call, Endpoint, State
-from gateway.replies import Header, Reply, problem_reply
+from gateway.replies import Header, Reply, problem_reply, result_reply
 from gateway.requests import InvalidBody, MalformedBody
+from gateway.reservations import OneOperation
 from gateway.routes import Routes
+from inventory.batcher import Answer
+from inventory.operations import Operation
 from kernel import failpoints
 from kernel.errors import StockgateError, StoreUnavailable
 from kernel.problems import Problem
@@ -32,15 +35,25 @@ _SANE_REQUEST_ID: Final = re.compile(rb"[!-~]{1,64}").fullmatch
 _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
 
 
+SendReply = Callable[[Reply, bytes], None]
+
+_EXTRAORDINARY: Final = frozenset({b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"})
+"""Headers that the express lane leaves to the long way."""
+
 REFUSALS: Final = (Problem, InvalidBody, MalformedBody)
 """What a handler raises to refuse: everything else is a failure."""
+
+
+async def _no_more() -> Message:
+    """What a call receives whose body was read before it began."""
+    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 class Dispatch:
     """The gateway's ASGI application. `inner` answers the lifespan and what no endpoint does."""
 
     def __init__(
-        self, endpoints: Iterable[Endpoint], inner: App, settings: Settings, log: FilteringBoundLogger
+        self, endpoints: Sequence[Endpoint], inner: App, settings: Settings, log: FilteringBoundLogger
     ) -> None:
         self._routes = Routes(endpoints)
         self._inner = inner
@@ -49,6 +62,50 @@ class Dispatch:
         self._in_flight = 0
         self._request_ids = (b"%s-%x" % (prefix, n) for prefix in [secrets.token_hex(6).encode()] for n in count(1))
         self._counters: dict[tuple[str, int], Counter] = {}
+        self._ordinary = {
+            endpoint.template.encode(): endpoint
+            for endpoint in endpoints
+            if endpoint.method == "POST" and isinstance(endpoint.handle, OneOperation)
+        }
+
+    def express(
+        self, state: State, method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> "Express | None":
+        """The call that a request's head begins, if it is an ordinary one: see `gateway.express`."""
+        if method != b"POST" or self._in_flight >= self._in_flight_max:
+            return None
+        names: tuple[str, ...] = ()
+        endpoint = self._ordinary.get(url)
+        if endpoint is None:
+            if b"?" in url or b"#" in url:
+                return None
+            try:
+                found = self._routes.find("POST", url)
+            except REFUSALS:
+                return None
+            if found is None or not isinstance(found[0].handle, OneOperation):
+                return None
+            endpoint, names = found
+        authorization = request_id = traceparent = None
+        for name, value in headers:
+            if name == b"authorization":
+                authorization = value
+            elif name == b"x-request-id":
+                request_id = value
+            elif name == b"traceparent":
+                traceparent = value
+            elif name in _EXTRAORDINARY:
+                return None
+        principal = None if authorization is None else state["keys"].recognise(authorization)
+        if principal is None or principal.prefix or endpoint.scopes.isdisjoint(principal.scopes):
+            return None
+        if request_id is None or not _SANE_REQUEST_ID(request_id):
+            request_id = next(self._request_ids)
+        call = Call(state, _no_more, endpoint, names)
+        call.principal = principal
+        if traceparent is not None and (trace := _TRACEPARENT(traceparent)):
+            call.trace_id = trace[1].decode()
+        return Express(self, call, endpoint.handle, request_id)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one HTTP call, or hand on what is not ours."""
@@ -107,6 +164,22 @@ class Dispatch:
         failpoints.hit("gateway.before_answer")
         await self._send(send, reply, request_id, route, state)
 
+    def begin(self) -> None:
+        """Count a call that `end` will answer."""
+        self._in_flight += 1
+
+    def end(self, call: Call, request_id: bytes, operation: Operation, answer: Answer, send: SendReply) -> None:
+        """Answer a call of the express lane; never raises."""
+        self._in_flight -= 1
+        route = call.endpoint.template
+        try:
+            reply = result_reply(operation, answer.results[0], answer)
+        except Exception as error:  # noqa: BLE001 - the last place that can still answer the caller
+            reply = self._failure(error, request_id.decode(), route)
+        failpoints.hit("gateway.before_answer")
+        self._count(route, reply.status, call.state)
+        send(reply, request_id)
+
     def _failure(self, error: Exception, request_id: str, route: str) -> Reply:
         problem = problem_of(error)
         if problem is None:
@@ -150,6 +223,35 @@ class Dispatch:
         ]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})
+
+
+class Express:
+    """A call of one operation that came with all that it takes."""
+
+    __slots__ = ("_call", "_dispatch", "_operation", "_plan", "_request_id", "_send")
+
+    def __init__(self, dispatch: Dispatch, call: Call, handler: OneOperation, request_id: bytes) -> None:
+        self._dispatch = dispatch
+        self._call = call
+        self._plan = handler.plan
+        self._request_id = request_id
+
+    def submit(self, body: bytes, send: SendReply) -> bool:
+        """Submit the operation; `send` gets the reply and the request's id. False: nothing was done, take the long way."""
+        call = self._call
+        if len(body) > call.endpoint.body_bytes_max:
+            return False
+        try:
+            self._operation = self._plan(call, body)
+        except Exception:  # noqa: BLE001 - it is raised again, and answered, on the long way
+            return False
+        self._send = send
+        self._dispatch.begin()
+        call.state["batcher"].put((self._operation,), self._answered)
+        return True
+
+    def _answered(self, answer: Answer) -> None:
+        self._dispatch.end(self._call, self._request_id, self._operation, answer, self._send)
 
 
 def problem_of(error: Exception) -> Problem | None:

@@ -10,6 +10,7 @@ import uvicorn
 
 from gateway.app import create_app
 from gateway.call import Lifecycle
+from gateway.express import GatewayProtocol
 from kernel import logs
 from kernel.logs import get_logger
 from kernel.process import collect_seldom, run_until_signal
@@ -60,7 +61,7 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
     server = GatewayServer(
         uvicorn.Config(
             create_app(settings, lifecycle),
-            http="httptools",
+            http=GatewayProtocol,
             ws="none",
             lifespan="on",
             log_config=None,

@@ -1,6 +1,6 @@
 """The calls on one order: decode, submit, answer."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -8,7 +8,7 @@ import msgspec
 from gateway import requests
 from gateway.call import Call
 from gateway.replies import Reply, result_reply
-from gateway.requests import FieldError, InvalidBody, check_id
+from gateway.requests import FieldError, InvalidBody, check_id, decode
 from inventory.hot_path import Decision
 from inventory.moves import Move
 from inventory.operations import Line, Operation, Result, lines_fingerprint
@@ -24,40 +24,58 @@ _return_decoder: Final = msgspec.json.Decoder(requests.Return)
 _extend_decoder: Final = msgspec.json.Decoder(requests.Extend)
 
 
-async def reserve(call: Call) -> Reply:
+class OneOperation:
+    """The handler of a call that is one operation. `plan` makes it of the call and its whole body, without waiting."""
+
+    def __init__(self, plan: Callable[[Call, bytes], Operation]) -> None:
+        self.plan = plan
+        # Named and described in the contract's document like any other handler.
+        self.__name__ = plan.__name__
+        self.__doc__ = plan.__doc__
+
+    async def __call__(self, call: Call) -> Reply:
+        """Answer the call; raises Problem, MalformedBody and InvalidBody for what is refused or failed."""
+        return await decide(call, self.plan(call, await call.body()))
+
+
+@OneOperation
+def reserve(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations."""
-    asked = await call.decoded(_reserve_decoder)
-    return await decide(call, reserve_operation(call, asked))
+    return reserve_operation(call, decode(_reserve_decoder, body))
 
 
-async def confirm(call: Call) -> Reply:
+@OneOperation
+def confirm(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations/{order_id}/confirm."""
-    asked = await call.decoded(_confirm_decoder, empty=b"{}")
-    return await decide(call, settle_operation(call, Move.CONFIRM, _order_id(call), asked.lines))
+    asked = decode(_confirm_decoder, body or b"{}")
+    return settle_operation(call, Move.CONFIRM, _order_id(call), asked.lines)
 
 
-async def release(call: Call) -> Reply:
+@OneOperation
+def release(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations/{order_id}/release."""
-    asked = await call.decoded(_release_decoder)
-    return await decide(call, settle_operation(call, Move.RELEASE, _order_id(call), asked.lines, asked.reason))
+    asked = decode(_release_decoder, body)
+    return settle_operation(call, Move.RELEASE, _order_id(call), asked.lines, asked.reason)
 
 
-async def consume(call: Call) -> Reply:
+@OneOperation
+def consume(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations/{order_id}/consume."""
-    asked = await call.decoded(_consume_decoder, empty=b"{}")
-    return await decide(call, settle_operation(call, Move.CONSUME, _order_id(call), asked.lines))
+    asked = decode(_consume_decoder, body or b"{}")
+    return settle_operation(call, Move.CONSUME, _order_id(call), asked.lines)
 
 
-async def return_(call: Call) -> Reply:
+@OneOperation
+def return_(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations/{order_id}/return."""
-    asked = await call.decoded(_return_decoder)
-    return await decide(call, settle_operation(call, Move.RETURN, _order_id(call), asked.lines, asked.reason))
+    asked = decode(_return_decoder, body)
+    return settle_operation(call, Move.RETURN, _order_id(call), asked.lines, asked.reason)
 
 
-async def extend(call: Call) -> Reply:
+@OneOperation
+def extend(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations/{order_id}/extend."""
-    asked = await call.decoded(_extend_decoder)
-    return await decide(call, extend_operation(call, _order_id(call), asked.ttl_seconds))
+    return extend_operation(call, _order_id(call), decode(_extend_decoder, body).ttl_seconds)
 
 
 async def read_order(call: Call) -> Reply:

@@ -4,8 +4,8 @@ One call is in flight; what arrives meanwhile, and until its entry is named, mak
 waits in a line of its own, so that it never stands before what Redis can decide alone. Between requests only this order
 counts: who was answered comes before who asked after that. Within a request operations keep their order.
 
-A request has a future and no task. An answer that promises something waits until the leader has named the call's entry
-(`ack=broker`): one waiter per call, for all its requests.
+A request has neither a task nor, unless somebody awaits it, a future: it is told. An answer that promises something waits
+until the leader has named the call's entry (`ack=broker`): one waiter per call, for all its requests.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 from prometheus_client import Histogram
 
@@ -50,14 +50,21 @@ class Answer(NamedTuple):
     now_ms: int
 
 
+Tell = Callable[[Answer], None]
+"""Hears a request's answer, exactly once. Runs amid the answers of others: must be quick and must not raise."""
+
+
 class _Request(Pending):
     """A request on its way: queued, in preparation, in a call, or waiting for its entries to be named."""
 
-    __slots__ = ("calling", "deadline", "epoch", "future", "lines", "now_ms", "unnamed")
+    __slots__ = ("begun", "calling", "deadline", "done", "epoch", "lines", "now_ms", "tell", "unnamed")
 
-    def __init__(self, ops: Sequence[Operation], future: asyncio.Future[Answer], deadline: float) -> None:
+    def __init__(self, ops: Sequence[Operation], tell: Tell, begun: float, deadline: float) -> None:
         super().__init__(ops)
-        self.future = future
+        self.tell = tell
+        self.done = False
+        """Answered, or given up by its caller."""
+        self.begun = begun
         self.deadline = deadline
         self.lines = sum([len(op.lines) or 1 for op in ops])
         self.calling: Sequence[int] = ()
@@ -116,7 +123,7 @@ class _Line:
             self.operations -= len(request.ops)
             self._lines -= request.lines
             # Cancelled by its caller, or past its deadline: nobody asks for it any more.
-            if not request.future.done():
+            if not request.done:
                 taken.append(request)
                 operations += count
                 lines += request.lines
@@ -171,41 +178,63 @@ class Batcher:
         trouble is a `Failure` in the answer. May be cancelled at any time: what was not sent is not sent, what was is
         decided, and learned by asking again with the same id.
         """
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def tell(answer: Answer) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        request = self._put(ops, tell)
+        try:
+            return await future
+        finally:
+            if request is not None and not request.done:
+                self._close(request)
+
+    def put(self, ops: Sequence[Operation], tell: Tell) -> None:
+        """As `submit`, for who does not wait: `tell` hears the answer, perhaps before this returns. Raises ValueError."""
+        self._put(ops, tell)
+
+    def _put(self, ops: Sequence[Operation], tell: Tell) -> _Request | None:
         for op in ops:
             _check(op)
         if self._draining:
-            return self._refused(ops, "UNAVAILABLE", "this gateway is shutting down")
+            tell(self._refused(ops, "UNAVAILABLE", "this gateway is shutting down"))
+            return None
         now = self._clock.monotonic()
-        request = _Request(ops, asyncio.get_running_loop().create_future(), now + self._deadline_s)
+        request = _Request(ops, tell, now, now + self._deadline_s)
         line = self._lacking if request.needs else self._ready
         if (
             line.operations + len(ops) > limits.BATCH_QUEUE_OPERATIONS_MAX
             or self._open_operations + len(ops) > limits.BATCH_OPEN_OPERATIONS_MAX
         ):
-            return self._refused(ops, "OVERLOADED", "more operations wait here than can be decided in time")
+            tell(self._refused(ops, "OVERLOADED", "more operations wait here than can be decided in time"))
+            return None
         self._open[request] = None
         self._open_operations += len(ops)
         line.put(request)
         if line.full:
             self._progress.set()
-        try:
-            answer = await request.future
-        finally:
-            del self._open[request]
-            self._open_operations -= len(ops)
-            if not self._open:
-                self._emptied.set()
-        self._counters.count(ops, answer.results, self._clock.monotonic() - now)
-        return answer
+        return request
 
     def _refused(self, ops: Sequence[Operation], code: FailureCode, why: str) -> Answer:
         return Answer([Failure(code, "not_executed", why)] * len(ops), 0, self._durability, 0)
 
     def _answer_if_done(self, request: _Request) -> None:
-        if request.undecided or request.unnamed or request.future.done():
+        if request.undecided or request.unnamed or request.done:
             return
-        decisions = [decision for decision in request.decisions if decision is not None]
-        request.future.set_result(Answer(decisions, request.epoch, self._durability, request.now_ms))
+        # All of them are there now.
+        decisions = cast("list[Decision]", request.decisions)
+        self._close(request)
+        self._counters.count(request.ops, decisions, self._clock.monotonic() - request.begun)
+        request.tell(Answer(decisions, request.epoch, self._durability, request.now_ms))
+
+    def _close(self, request: _Request) -> None:
+        request.done = True
+        del self._open[request]
+        self._open_operations -= len(request.ops)
+        if not self._open:
+            self._emptied.set()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -245,7 +274,7 @@ class Batcher:
 
     def _give_up(self, request: _Request, why: str) -> None:
         """Answer with what is known: sent and not heard of, or decided and not named, is `unknown`."""
-        if request.future.done():
+        if request.done:
             return
         calling = set(request.calling)
         for position in request.undecided:
@@ -289,7 +318,7 @@ class Batcher:
         prepared = await self._path.prepare([need for request in requests for _, need in request.needs])
         first = 0
         for request in requests:
-            if request.future.done():
+            if request.done:
                 first += len(request.needs)
                 continue
             count = len(request.needs)
@@ -311,7 +340,7 @@ class Batcher:
             for request in requests:
                 if request.deadline <= now:
                     self._give_up(request, "no answer within the deadline")
-            requests = [request for request in requests if not request.future.done()]
+            requests = [request for request in requests if not request.done]
             if requests:
                 await self._call(requests)
 
@@ -345,7 +374,7 @@ class Batcher:
             decisions = called.decisions[first : first + len(positions)]
             first += len(positions)
             request.calling = ()
-            if request.future.done():
+            if request.done:
                 continue
             if called.digest:
                 request.epoch, request.now_ms = called.epoch, called.now_ms
@@ -373,7 +402,7 @@ class Batcher:
         self._unnamed_calls -= 1
         self._progress.set()
         for request, positions in waiting:
-            if request.future.done():
+            if request.done:
                 continue
             if not confirmed:
                 why = "not confirmed in time" if confirmed is None else "another entry stands in its place"

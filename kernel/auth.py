@@ -109,6 +109,13 @@ class KeyRing:
             raise Problem("TOO_MANY_REQUESTS", f"more than {key.principal.rate_per_s:g} requests per second")
         return key.principal
 
+    def recognise(self, authorization: bytes) -> Principal | None:
+        """Whom the header names, if that is all there is to ask: None for a key that is unknown, or has a limit."""
+        if self._clock.monotonic() - self._looked_at >= FILE_LOOK_S:
+            self._reload_if_changed()
+        key = self._find(authorization)
+        return None if key is None or key.principal.rate_per_s else key.principal
+
     def _find(self, authorization: bytes) -> _Key | None:
         if authorization[: len(_SCHEME)].lower() != _SCHEME or len(authorization) > _KEY_BYTES_MAX:
             return None
