@@ -7,7 +7,7 @@ read that was cut short (time-out, cancellation) closes the connection, so that 
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NoReturn, Self, cast
 
 from redis.asyncio.connection import Connection, parse_url
@@ -22,6 +22,9 @@ from kernel.settings import Settings
 
 SUBSCRIPTION_PING_S: Final = 5.0
 """A subscription that heard nothing for this long asks whether the other side is still there."""
+
+LOAD_TRIES: Final = 3
+"""A script that Redis forgets again and again is run so often; NOSCRIPT proves each time that it was not."""
 
 REFUSED_CODES: Final = frozenset(
     {
@@ -142,8 +145,15 @@ class RedisDoor:
             except NoScriptError:
                 if script != Script.of(script.name, script.source):
                     raise ScriptFailed(f"script {script.name}: its sha is not that of its source") from None
-                # Not LOAD and then EVALSHA: Redis may forget it again in between. EVAL runs it and keeps it, in one step.
-                return await self._exchange(pack(("EVAL", script.source, len(keys)), keys, args), call)
+                return await self._load_and_run(script, packed, call)
+
+    async def _load_and_run(self, script: Script, packed: bytes, call: _Call) -> Any:
+        """Load the script and run it with one write, so that hardly anybody can make Redis forget it in between."""
+        load = pack(("SCRIPT", "LOAD", script.source))
+        for _ in range(LOAD_TRIES - 1):
+            with suppress(NoScriptError):
+                return await self._exchange(load + packed, call, replies=2)
+        return await self._exchange(load + packed, call, replies=2)
 
     async def command(self, *args: Argument) -> Any:
         """Run one plain command, its words one by one (`"CONFIG", "GET", "maxmemory"`), and return its reply."""
@@ -181,7 +191,8 @@ class RedisDoor:
         except (RedisError, OSError) as error:
             _raise_translated(error, sent=call.sent)
 
-    async def _exchange(self, packed: bytes, call: _Call) -> Any:
+    async def _exchange(self, packed: bytes, call: _Call, replies: int = 1) -> Any:
+        """Send commands, read their replies and return the last; raises the first error among them once all are read."""
         connection = self._connection
         # Data or an end of stream between two calls belongs to nobody who still waits: begin anew.
         if connection.is_connected and (self._reply_owed or await connection.can_read()):
@@ -195,12 +206,16 @@ class RedisDoor:
             self.generation += 1
         call.sent = self._reply_owed = True
         await connection.send_packed_command([packed], check_health=False)
-        try:
-            reply = cast("Any", await connection.read_response(disable_decoding=True))
-        except ResponseError:
-            self._reply_owed = False
-            raise
+        error: ResponseError | None = None
+        reply = None
+        for _ in range(replies):
+            try:
+                reply = cast("Any", await connection.read_response(disable_decoding=True))
+            except ResponseError as refused:
+                error = error or refused
         self._reply_owed = False
+        if error is not None:
+            raise error
         return reply
 
 
