@@ -309,6 +309,8 @@ class Database:
         self._slots = asyncio.Semaphore(pool_max)
         self._idle: list[_Session] = []
         self._closed = False
+        self.generation = 0
+        """Grows by one with every session made, so that a watcher can see that the server may be another one now."""
 
     @classmethod
     async def open(cls, settings: Settings, *, name: str, pool_max: int | None = None) -> Self:
@@ -421,6 +423,7 @@ class Database:
             raise failure or _ConnectionLostError(str(error)) from error
         except OSError as error:
             raise _ConnectionLostError(str(error)) from error
+        self.generation += 1
         session = _Session(connection, 0)
         await self._run(session, self._session_settings)
         await self._run(session, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")

@@ -136,6 +136,11 @@ class RedisDoor:
         """Make a door; nothing is connected before the first call. `name` appears in CLIENT LIST (no spaces)."""
         return cls(settings, name)
 
+    @property
+    def retries(self) -> int:
+        """How often the driver itself would send a command again after a failure: 0, or a decision could count twice."""
+        return self._connection.retry.get_retries()
+
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Run a script by its sha and return its reply, bulk strings as bytes. Sends its source where Redis forgot it."""
         packed = pack(("EVALSHA", script.sha, len(keys)), keys, args)
