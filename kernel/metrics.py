@@ -55,6 +55,10 @@ class Metrics:
         self.worker_alarm = self._gauge(
             "worker_alarm", "1 while the persist worker reports this alarm.", "shard", "alarm"
         )
+        # Every process.
+        self.dangerous_settings = self._gauge(
+            "dangerous_settings", "Settings of a store that keep this process from being ready.", "store"
+        )
         # The reconciler.
         self.reconcile_keys = self._gauge("reconcile_keys", "Keys by class in the last full round.", "shard", "class")
         self.drift_found_total = self._counter("drift_found", "Keys whose stores were proven to differ.")

@@ -57,6 +57,8 @@ class Settings(BaseSettings):
     shutdown_grace_s: int = Field(default=15, ge=1, le=300)
     reconcile_interval_s: float = Field(default=5.0, ge=0.05)
     in_flight_alarm_s: float = Field(default=10.0, ge=0.1)
+    settings_check_s: float = Field(default=60.0, ge=0.05, le=3_600)
+    """How often a process looks whether the servers are set up safely; sooner after a new connection, or while not."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = True
