@@ -11,6 +11,7 @@ from kernel.clock import SYSTEM_CLOCK, Clock
 from kernel.doctor import Finding, Severity, Untold, clock_finding, clock_skew_ms, judged, version_tuple
 from kernel.errors import StatementFailed, StoreRefused
 from kernel.mysql_door import Database
+from kernel.settings_watch import StoreCheck
 from sql.migrate import Migration, read_migrations
 
 MARIADB_VERSION_MIN: Final = (10, 11)
@@ -100,6 +101,11 @@ async def read_mysql_facts(database: Database, clock: Clock = SYSTEM_CLOCK) -> M
 async def check_mysql(database: Database, clock: Clock = SYSTEM_CLOCK) -> list[Finding]:
     """Every finding about MySQL; raises what `Database.fetch_all` raises."""
     return judge_mysql(await read_mysql_facts(database, clock))
+
+
+def watched_mysql(database: Database) -> StoreCheck:
+    """The check again and again, in a session of the pool."""
+    return StoreCheck("mysql", lambda: check_mysql(database), lambda: database.generation)
 
 
 def judge_mysql(facts: MysqlFacts) -> list[Finding]:

@@ -4,20 +4,29 @@ There is no check of exchanges, bindings or a dead-letter exchange, because ther
 to the queue, mandatory, through the default exchange; an event that cannot be applied is parked in MySQL, in its order.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from kernel import amqp_topology
 from kernel.amqp_door import PERSISTENT, BrokerFacts, read_broker_facts
 from kernel.doctor import Finding, Severity, Untold, judged, version_tuple
 from kernel.settings import Settings
+from kernel.settings_watch import StoreCheck
 
 VERSION_MIN: Final = (3, 10)
 HEARTBEAT_S_MAX: Final = 15
+SHARD: Final = 0
+"""The only shard, until orders over several shards are built."""
 
 
-async def check_rabbitmq(settings: Settings, shard: int, *, name: str) -> list[Finding]:
+async def check_rabbitmq(settings: Settings, *, name: str) -> list[Finding]:
     """Every finding about the broker, asked on connections of their own; raises StoreUnavailable where it is away."""
-    return judge_rabbitmq(await read_broker_facts(settings, shard, name=name), shard)
+    return judge_rabbitmq(await read_broker_facts(settings, SHARD, name=name), SHARD)
+
+
+def watched_rabbitmq(settings: Settings, name: str, connections: Callable[[], int]) -> StoreCheck:
+    """The check again and again; `connections` counts those that the process has made for its work."""
+    return StoreCheck("rabbitmq", lambda: check_rabbitmq(settings, name=f"{name}.settings"), connections)
 
 
 def judge_rabbitmq(facts: BrokerFacts, shard: int) -> list[Finding]:

@@ -9,6 +9,7 @@ from kernel.doctor import Finding, Severity, Untold, clock_finding, clock_skew_m
 from kernel.errors import ScriptFailed, StoreRefused
 from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
+from kernel.settings_watch import StoreCheck
 
 VERSION_MIN: Final = (7, 0)
 
@@ -70,6 +71,11 @@ async def read_redis_facts(redis: RedisDoor, clock: Clock = SYSTEM_CLOCK) -> Red
 async def check_redis(redis: RedisDoor, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> list[Finding]:
     """Every finding about Redis; raises StoreUnavailable where it is away."""
     return judge_redis(await read_redis_facts(redis, clock), settings.ack)
+
+
+def watched_redis(redis: RedisDoor, settings: Settings) -> StoreCheck:
+    """The check again and again, on a door for questions."""
+    return StoreCheck("redis", lambda: check_redis(redis, settings), lambda: redis.generation)
 
 
 def judge_redis(facts: RedisFacts, ack: Literal["broker", "redis"]) -> list[Finding]:

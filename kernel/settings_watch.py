@@ -6,7 +6,7 @@ it said last stands, and that it is away is told elsewhere.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kernel.clock import SYSTEM_CLOCK, Clock
@@ -53,11 +53,11 @@ class SettingsWatch:
         self._clock = clock
         self._unasked = {check.store: "not asked yet" for check in self._checks}
         self._findings: dict[str, dict[str, Finding]] = {check.store: {} for check in self._checks}
+        self._safe = dict.fromkeys(self._unasked, False)
 
-    @property
-    def safe(self) -> bool:
-        """Whether every store was asked at least once and nothing dangerous is known."""
-        return not self._unasked and not any(finding.dangerous for finding in self._all())
+    def safe(self, store: str) -> bool:
+        """Whether the store was asked at least once and nothing dangerous is known of itself; its clock is another matter."""
+        return self._safe[store]
 
     def missing(self) -> dict[str, str]:
         """What keeps the process from being ready: checks by name, what they found and how to mend it."""
@@ -105,6 +105,7 @@ class SettingsWatch:
                 continue
             self._tell(finding, earlier)
         self._findings[store] = now
+        self._safe[store] = not any(finding.dangerous and name.startswith(f"{store}.") for name, finding in now.items())
         self._metrics.dangerous_settings.labels(store).set(sum(finding.dangerous for finding in findings))
 
     def _tell(self, finding: Finding, earlier: Finding | None) -> None:
@@ -118,5 +119,5 @@ class SettingsWatch:
         elif finding.name == "redis.run_id":
             self._log.info("redis_run", run_id=finding.found, before=earlier.found if earlier else "")
 
-    def _all(self) -> Iterable[Finding]:
+    def _all(self) -> Iterator[Finding]:
         return (finding for findings in self._findings.values() for finding in findings.values())
