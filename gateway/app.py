@@ -18,6 +18,9 @@ from gateway.operators import SHARD
 from inventory.batcher import Batcher
 from inventory.catalogue import Catalogue
 from inventory.confirmations import Confirmations
+from inventory.doctor_mysql import watched_mysql
+from inventory.doctor_rabbitmq import watched_rabbitmq
+from inventory.doctor_redis import watched_redis
 from inventory.hot_path import HotPath
 from inventory.leader import Leader
 from inventory.loading import Loader
@@ -30,6 +33,7 @@ from kernel.mysql_door import Database
 from kernel.problems import CONTENT_TYPE, Problem
 from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
+from kernel.settings_watch import SettingsWatch
 
 LEADER_POOL_MAX: Final = 3
 
@@ -72,6 +76,11 @@ async def open_state(settings: Settings, lifecycle: Lifecycle) -> AsyncGenerator
     confirmations = Confirmations(settings, asking, SHARD)
     batcher = Batcher(settings, hot_path, confirmations, metrics)
     leader = Leader(settings, SHARD, database=leader_database, metrics=metrics, name="gateway.leader")
+    checks = [watched_redis(looking, settings), watched_mysql(database)]
+    if settings.run_leader:
+        # Who does not lead needs no way to the broker.
+        checks.append(watched_rabbitmq(settings, "gateway", lambda: leader.connections))
+    settings_watch = SettingsWatch(settings, checks, log=get_logger(), metrics=metrics)
     resign = asyncio.Event()
     state = State(
         settings=settings,
@@ -86,10 +95,11 @@ async def open_state(settings: Settings, lifecycle: Lifecycle) -> AsyncGenerator
         redis=looking,
         metrics=metrics,
         leader=leader,
+        settings_watch=settings_watch,
     )
     try:
         async with asyncio.TaskGroup() as group:
-            serving = [group.create_task(part.run()) for part in (watch, confirmations, batcher)]
+            serving = [group.create_task(part.run()) for part in (watch, confirmations, batcher, settings_watch)]
             leading = group.create_task(leader.run(resign)) if settings.run_leader else None
             yield state
             # What was accepted is answered first, while the leader still confirms and names it.

@@ -23,6 +23,7 @@ from kernel.metrics import Metrics
 from kernel.problems import Problem
 from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
+from kernel.settings_watch import SettingsWatch
 
 Body = TypeVar("Body")
 
@@ -61,6 +62,7 @@ class State(TypedDict):
     redis: RedisDoor
     metrics: Metrics
     leader: Leader
+    settings_watch: SettingsWatch
 
 
 class Call:

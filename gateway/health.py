@@ -56,7 +56,7 @@ async def missing_dependencies(state: State) -> dict[str, str]:
         await state["redis"].command("PING")
     except StockgateError as error:
         missing["redis"] = str(error)
-    return missing
+    return missing | state["settings_watch"].missing()
 
 
 async def metrics(call: Call) -> Reply:

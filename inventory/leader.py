@@ -74,6 +74,8 @@ class Leader:
         self._broken_at: tuple[int, int] | None = None
         self._noted = ""
         self._changes = 0
+        self.connections = 0
+        """How many it has made to the broker."""
         self.failure = ""
         """Why this process neither leads nor waits for the lock; empty while it does."""
         self.status = LeaderStatus(leading=False, term=0, epoch=0)
@@ -107,6 +109,7 @@ class Leader:
     async def _stand_once(self) -> None:
         """Connect, wait for the lock, lead. Ends by an exception alone."""
         publisher = await Publisher.connect(self._settings, name=self._name)
+        self.connections += 1
         try:
             await publisher.declare_log_queue(self.shard)
             self.failure = ""
