@@ -5,6 +5,8 @@ from contextlib import suppress
 
 from inventory import reconcile_tasks
 from inventory.compare import Findings, KeyClass
+from inventory.doctor_mysql import watched_mysql
+from inventory.doctor_redis import watched_redis
 from kernel.clock import SYSTEM_CLOCK, Clock
 from kernel.errors import StockgateError, StoreUnavailable
 from kernel.health import serve
@@ -14,6 +16,7 @@ from kernel.mysql_door import Database
 from kernel.process import run_until_signal
 from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
+from kernel.settings_watch import SettingsWatch
 from reconciler.passes import Reconciler
 
 REQUESTS_POLL_S = 1.0
@@ -97,18 +100,24 @@ def run(settings: Settings) -> int:
         redis = RedisDoor.open(settings, name="reconciler")
         try:
             process = Process(settings, database, redis, metrics, SYSTEM_CLOCK)
+            checks = (watched_redis(redis, settings), watched_mysql(database))
+            watch = SettingsWatch(settings, checks, log=log, metrics=metrics)
 
             def readiness() -> dict[str, str]:
                 failure = process.failure
                 if failure is None:
-                    return {}
+                    return watch.missing()
                 store = failure.store if isinstance(failure, StoreUnavailable) else "stores"
-                return {store: str(failure)}
+                return {store: str(failure)} | watch.missing()
 
             async with asyncio.TaskGroup() as tasks:
-                health = tasks.create_task(serve(settings, readiness, metrics))
+                beside = [
+                    tasks.create_task(serve(settings, readiness, metrics)),
+                    tasks.create_task(watch.run()),
+                ]
                 await process.run(stop)
-                health.cancel()
+                for task in beside:
+                    task.cancel()
         finally:
             await redis.close()
             await database.close()
