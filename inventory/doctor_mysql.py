@@ -12,7 +12,7 @@ from kernel.doctor import Finding, Severity, Untold, clock_finding, clock_skew_m
 from kernel.errors import StatementFailed, StoreRefused
 from kernel.mysql_door import Database
 from kernel.settings_watch import StoreCheck
-from sql.migrate import Migration, read_migrations
+from sql.migration_files import Migration, read_migrations
 
 MARIADB_VERSION_MIN: Final = (10, 11)
 MYSQL_VERSION_MIN: Final = (8, 0, 16)
