@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.body import Receive, read_body
 from gateway.replies import Reply
-from gateway.requests import decode
+from gateway.requests import decode, decode_query
 from inventory.batcher import Batcher
 from inventory.catalogue import Catalogue
 from inventory.confirmations import Confirmations
@@ -68,7 +68,7 @@ class State(TypedDict):
 class Call:
     """One call: who asks, in which words, and what it may use."""
 
-    __slots__ = ("announced", "endpoint", "names", "principal", "receive", "request_id", "state", "trace_id")
+    __slots__ = ("announced", "endpoint", "names", "principal", "query", "receive", "request_id", "state", "trace_id")
 
     principal: Principal
 
@@ -82,6 +82,8 @@ class Call:
         self.trace_id = ""
         self.announced: bytes | None = None
         """The Content-Length header."""
+        self.query = b""
+        """What stands behind the question mark; only endpoints with a type for it look at it."""
 
     async def body(self) -> bytes:
         """The whole body within its bounds; raises what `read_body` raises."""
@@ -92,6 +94,10 @@ class Call:
     async def decoded(self, decoder: msgspec.json.Decoder[Body], *, empty: bytes = b"") -> Body:
         """The body as the decoder's type; `empty` stands for no body at all. Raises MalformedBody and InvalidBody too."""
         return decode(decoder, await self.body() or empty)
+
+    def queried(self, kind: type[Body]) -> Body:
+        """The query as the endpoint's type; raises InvalidBody."""
+        return decode_query(kind, self.query)
 
     def check_prefix(self, inventory_keys: "list[str]") -> None:
         """Raise Problem FORBIDDEN if the caller is confined to a prefix that one of the keys does not have."""
@@ -123,5 +129,7 @@ class Endpoint:
     gives: dict[int, Any] = field(default_factory=dict[int, Any])
     """Status to msgspec type, for 2xx; None for a body that is not JSON."""
     problems: tuple[str, ...] = ()
+    query: Any = None
+    """The msgspec type of the query, None where none is looked at."""
     changes_stock: bool = False
     body_bytes_max: int = limits.BODY_BYTES_MAX

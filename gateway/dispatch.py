@@ -86,6 +86,7 @@ class Dispatch:
             call = Call(state, receive, endpoint, names)
             call.request_id = request_id.decode()
             call.announced = announced
+            call.query = scope["query_string"]
             if traceparent is not None and (trace := _TRACEPARENT(traceparent)):
                 call.trace_id = trace[1].decode()
             if endpoint.scopes:

@@ -1,6 +1,6 @@
 """What the service answers, as msgspec types, and how results of the deciding path become bodies and headers."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, assert_never
 
 import msgspec
@@ -10,6 +10,7 @@ from inventory.hot_path import Decision, Failure
 from inventory.moves import EXPIRED, MOVES, LineState, Move
 from inventory.operations import BalanceView, Operation, OrderView, Result
 from inventory.outcomes import Outcome
+from kernel.clock import instant
 from kernel.problems import Problem
 
 LineStatus = Literal["RESERVED", "CONFIRMED", "RELEASED", "CONSUMED", "RETURNED"]
@@ -114,11 +115,6 @@ class Reply(NamedTuple):
 
 
 encode: Final = msgspec.json.Encoder().encode
-
-
-def instant(ms: int) -> datetime:
-    """UTC from epoch ms."""
-    return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def order_reply(order_id: str, view: OrderView, now_ms: int) -> OrderReply:

@@ -553,7 +553,7 @@ class Comparison:
 
     async def asked(self, *keys: str, dry_run: bool = False) -> dict[str, Any]:
         """A comparison on request, through the API, to its end."""
-        body = {"keys": list(keys), "dry_run": dry_run}
+        body = {"keys": list(keys), "dry_run": dry_run, "reason": "a test asks"}
         reply = await self.world.post("/ops/reconcile", body, scope="ops")
         assert reply.status_code == 202, reply.text
         found: dict[str, Any] = {}
