@@ -1,7 +1,7 @@
 """One HTTP call on its way through the gateway, and the endpoint that answers it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.body import Receive, read_body
 from gateway.replies import Reply
-from gateway.requests import decode, decode_query
+from gateway.requests import MalformedBody, check_media_type, decode, decode_query
 from inventory.batcher import Batcher
 from inventory.catalogue import Catalogue
 from inventory.confirmations import Confirmations
@@ -68,7 +68,18 @@ class State(TypedDict):
 class Call:
     """One call: who asks, in which words, and what it may use."""
 
-    __slots__ = ("announced", "endpoint", "names", "principal", "query", "receive", "request_id", "state", "trace_id")
+    __slots__ = (
+        "announced",
+        "endpoint",
+        "headers",
+        "names",
+        "principal",
+        "query",
+        "receive",
+        "request_id",
+        "state",
+        "trace_id",
+    )
 
     principal: Principal
 
@@ -82,6 +93,7 @@ class Call:
         self.trace_id = ""
         self.announced: bytes | None = None
         """The Content-Length header."""
+        self.headers: Sequence[tuple[bytes, bytes]] = ()
         self.query = b""
         """What stands behind the question mark; only endpoints with a type for it look at it."""
 
@@ -92,8 +104,17 @@ class Call:
         )
 
     async def decoded(self, decoder: msgspec.json.Decoder[Body], *, empty: bytes = b"") -> Body:
-        """The body as the decoder's type; `empty` stands for no body at all. Raises MalformedBody and InvalidBody too."""
-        return decode(decoder, await self.body() or empty)
+        """The body as the decoder's type; `empty` stands for no body at all. Raises MalformedBody and InvalidBody too.
+
+        What the headers say of the body is looked at only where it is no JSON: whoever sends JSON under another name, as
+        a command line does when nothing is said, is understood.
+        """
+        body = await self.body() or empty
+        try:
+            return decode(decoder, body)
+        except MalformedBody:
+            check_media_type(self.headers)
+            raise
 
     def queried(self, kind: type[Body]) -> Body:
         """The query as the endpoint's type; raises InvalidBody."""

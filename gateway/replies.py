@@ -178,7 +178,7 @@ def problem_reply(problem: Problem, instance: str) -> Reply:
         headers = (PROBLEM_JSON, (b"www-authenticate", b"Bearer"))
     elif problem.status == 405:
         headers = (PROBLEM_JSON, (b"allow", ", ".join(problem.extra["allowed"]).encode()))
-    elif problem.status in {408, 413}:
+    elif problem.status in {408, 413, 431}:
         # What is left of the body is not read: the connection is of no use any more.
         headers = (PROBLEM_JSON, (b"connection", b"close"))
     return Reply(problem.status, problem.body(instance), headers, str(problem.extra.get("outcome", "")))

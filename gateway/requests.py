@@ -5,6 +5,7 @@ Every type forbids fields it does not know, numbers are whole and bounded, and n
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import parse_qsl
 
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from kernel import limits
+from kernel.problems import Problem
 
 # `(?!\n)$` because Python's `$` alone would let a line feed at the end pass; in other dialects it changes nothing.
 ID_PATTERN: Final = r"^[!-~]+(?!\n)$"
@@ -282,6 +284,8 @@ LATER: Final = frozenset(
 )
 """Fields of the contract that this version refuses by name."""
 
+_JSON_TYPES: Final = frozenset({b"", b"application/json", b"text/json"})
+
 Body = TypeVar("Body")
 _encoder = msgspec.json.Encoder()
 _UNKNOWN_FIELD: Final = re.compile(r"^Object contains unknown field `(.*?)`", re.DOTALL)
@@ -343,6 +347,16 @@ def _field_error(text: str) -> FieldError:
     if unknown and unknown[1] in LATER:
         message = f"`{unknown[1]}` is not supported by this version"
     return FieldError(path, message)
+
+
+def check_media_type(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise Problem UNSUPPORTED_MEDIA_TYPE if the headers say that a body is encoded, or no JSON."""
+    for name, value in headers:
+        said = value.partition(b";")[0].strip().lower()
+        if name == b"content-encoding" and said not in {b"", b"identity"}:
+            raise Problem("UNSUPPORTED_MEDIA_TYPE", "a body may have no Content-Encoding")
+        if name == b"content-type" and said not in _JSON_TYPES and not said.endswith(b"+json"):
+            raise Problem("UNSUPPORTED_MEDIA_TYPE", "the body is no JSON, and its Content-Type says so")
 
 
 def check_id(name: str, value: str) -> str:
