@@ -24,7 +24,8 @@ def run(settings: Settings) -> int:
 
 async def _main(settings: Settings, stop: asyncio.Event) -> int:
     metrics = Metrics()
-    database = await Database.open(settings, name="leader")
+    metrics.describe("leader")
+    database = await Database.open(settings, name="leader", metrics=metrics)
     leaders = [Leader(settings, shard, database=database, metrics=metrics) for shard in range(settings.shards)]
 
     looking = RedisDoor.open(settings, name="leader.looking")

@@ -255,7 +255,7 @@ class Publisher:
 
     def abandon(self) -> None:
         """Drop the connection at once, and the lock with it: nothing more is heard, whatever is still under way."""
-        self._link.cut("abandoned")
+        self._link.cut(ABANDONED)
 
     async def close(self) -> None:
         """Close the connection; the lock is free afterwards."""
@@ -356,7 +356,7 @@ class Consumer:
 
     def abandon(self) -> None:
         """Drop the connection at once."""
-        self._link.cut("abandoned")
+        self._link.cut(ABANDONED)
 
 
 @dataclass(frozen=True, slots=True)

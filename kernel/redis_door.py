@@ -8,7 +8,7 @@ read that was cut short (time-out, cancellation) closes the connection, so that 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, NoReturn, Self, cast
+from typing import Any, Final, Self, cast
 
 from redis.asyncio.connection import Connection, parse_url
 from redis.asyncio.retry import Retry
@@ -16,7 +16,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from kernel.errors import ScriptFailed, StoreRefused, StoreUnavailable
+from kernel.errors import ScriptFailed, StockgateError, StoreRefused, StoreUnavailable
+from kernel.metrics import Metrics
 from kernel.scripts import Script
 from kernel.settings import Settings
 
@@ -92,16 +93,16 @@ def _pack_each(arguments: Sequence[Argument]) -> bytes:
     return b"".join(parts)
 
 
-def _raise_translated(error: RedisError | OSError, *, sent: bool) -> NoReturn:
-    """Translate what the driver raised; `sent` = the command may have reached the server."""
+def _translated(error: RedisError | OSError, *, sent: bool) -> StockgateError:
+    """What the driver's error is in our words; `sent` = the command may have reached the server."""
     text = str(error)
     # The driver cuts the codes it knows off the text and keeps them aside.
     code = (error.status_code if isinstance(error, RedisError) else None) or text.partition(" ")[0]
     if code in REFUSED_CODES and _RAISED_IN_SCRIPT not in text:
-        raise StoreRefused("redis", code, text) from error
+        return StoreRefused("redis", code, text)
     if sent and isinstance(error, ResponseError):
-        raise ScriptFailed(text if text.startswith(code) else f"{code} {text}") from error
-    raise StoreUnavailable("redis", "unknown" if sent else "not_executed", text) from error
+        return ScriptFailed(text if text.startswith(code) else f"{code} {text}")
+    return StoreUnavailable("redis", "unknown" if sent else "not_executed", text)
 
 
 class _Call:
@@ -122,7 +123,8 @@ class RedisDoor:
     the reply together.
     """
 
-    def __init__(self, settings: Settings, name: str) -> None:
+    def __init__(self, settings: Settings, name: str, metrics: Metrics | None) -> None:
+        self._metrics = metrics
         self._timeout_s = settings.redis_timeout_ms / 1000
         self._connection = _connection(settings, name)
         self._turn = asyncio.Lock()
@@ -132,9 +134,9 @@ class RedisDoor:
         """Grows by one with every connection made, so that a leader can see that it was reconnected."""
 
     @classmethod
-    def open(cls, settings: Settings, *, name: str) -> Self:
+    def open(cls, settings: Settings, *, name: str, metrics: Metrics | None = None) -> Self:
         """Make a door; nothing is connected before the first call. `name` appears in CLIENT LIST (no spaces)."""
-        return cls(settings, name)
+        return cls(settings, name, metrics)
 
     @property
     def retries(self) -> int:
@@ -192,9 +194,14 @@ class RedisDoor:
                 yield call
         except TimeoutError:
             outcome = "unknown" if call.sent else "not_executed"
-            raise StoreUnavailable("redis", outcome, f"no reply within {timeout_s:g} s") from None
+            raise self._counted(StoreUnavailable("redis", outcome, f"no reply within {timeout_s:g} s")) from None
         except (RedisError, OSError) as error:
-            _raise_translated(error, sent=call.sent)
+            raise self._counted(_translated(error, sent=call.sent)) from error
+
+    def _counted(self, failure: StockgateError) -> StockgateError:
+        if self._metrics is not None:
+            self._metrics.count_failure("redis", failure)
+        return failure
 
     async def _exchange(self, packed: bytes, call: _Call, replies: int = 1) -> Any:
         """Send commands, read their replies and return the last; raises the first error among them once all are read."""
@@ -209,6 +216,8 @@ class RedisDoor:
             await connection.connect()
             self._reply_owed = False
             self.generation += 1
+            if self._metrics is not None:
+                self._metrics.store_connections_total.labels("redis").inc()
         call.sent = self._reply_owed = True
         await connection.send_packed_command([packed], check_health=False)
         error: ResponseError | None = None
@@ -283,7 +292,7 @@ async def open_subscription(
         except TimeoutError:
             raise StoreUnavailable("redis", "not_executed", f"not subscribed within {timeout_s:g} s") from None
         except (RedisError, OSError) as error:
-            _raise_translated(error, sent=False)
+            raise _translated(error, sent=False) from error
         yield Subscription(connection, timeout_s)
     finally:
         await connection.disconnect(nowait=True)

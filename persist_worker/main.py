@@ -109,7 +109,10 @@ class ShardWorker:
         Raises when the connection ends.
         """
         consumer = await Consumer.connect(
-            self._settings, name=f"persist-worker-{self._shard}", prefetch=limits.WORKER_PREFETCH_MESSAGES
+            self._settings,
+            name=f"persist-worker-{self._shard}",
+            prefetch=limits.WORKER_PREFETCH_MESSAGES,
+            metrics=self._metrics,
         )
         self.connections += 1
         try:
@@ -129,7 +132,9 @@ class ShardWorker:
             await self._count()
             if not batch and not self._applier.waits_for_gap:
                 continue
+            began = self._clock.monotonic()
             applied = await self._applier.apply(batch, stop)
+            self._metrics.worker_batch_seconds.observe(self._clock.monotonic() - began)
             self._backoff_s = BACKOFF_FIRST_S
             self._report(applied, sum(received.incoming.events for received in batch))
             await _acknowledge(consumer, applied)
@@ -159,8 +164,10 @@ class ShardWorker:
         metrics.stale_entries_total.labels(shard).inc(len(plan.stale))
         metrics.applied_m.labels(shard).set(plan.shard.applied_m)
         metrics.epoch.labels(shard).set(plan.shard.epoch)
-        lag_ms = self._clock.now_ms() - plan.shard.applied_event_ms if plan.shard.applied_event_ms else 0
-        metrics.persist_lag_seconds.labels(shard).set(max(0, lag_ms) / 1000)
+        metrics.worker_waiting_messages.labels(shard).set(self._applier.waiting)
+        if events and plan.shard.applied_event_ms:
+            delay_ms = self._clock.now_ms() - plan.shard.applied_event_ms
+            metrics.worker_delay_seconds.observe(max(0, delay_ms) / 1000)
         self._set_alarm(plan.shard)
         for key, reason in plan.newly_held:
             self._log.error("key_held", shard=self._shard, inventory_key=key, why=reason)
@@ -215,7 +222,8 @@ async def work(settings: Settings, stop: asyncio.Event, *, clock: Clock = SYSTEM
     """Run the workers of all shards until `stop` is set; returns the exit code."""
     log = logs.get_logger()
     metrics = Metrics()
-    database = await Database.open(settings, name="persist-worker", pool_max=2 * settings.shards)
+    metrics.describe("persist-worker")
+    database = await Database.open(settings, name="persist-worker", pool_max=2 * settings.shards, metrics=metrics)
 
     def connections() -> int:
         return sum(worker.connections for worker in workers)
