@@ -14,22 +14,28 @@ from starlette.responses import Response
 from gateway.call import Endpoint, Lifecycle, State
 from gateway.contract import contract
 from gateway.dispatch import Dispatch
+from gateway.health import Looked
 from gateway.operators import SHARD
 from inventory.batcher import Batcher
 from inventory.catalogue import Catalogue
 from inventory.confirmations import Confirmations
+from inventory.doctor_mysql import watched_mysql
+from inventory.doctor_rabbitmq import watched_rabbitmq
+from inventory.doctor_redis import watched_redis
 from inventory.hot_path import HotPath
 from inventory.leader import Leader
 from inventory.loading import Loader
 from inventory.shard_state import ShardWatch
 from inventory.status import Overview
 from kernel.auth import KeyRing
+from kernel.health import serve
 from kernel.logs import get_logger
 from kernel.metrics import Metrics
 from kernel.mysql_door import Database
 from kernel.problems import CONTENT_TYPE, Problem
 from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
+from kernel.settings_watch import SettingsWatch
 
 LEADER_POOL_MAX: Final = 3
 
@@ -43,7 +49,8 @@ def create_app(settings: Settings, lifecycle: Lifecycle, more: tuple[Endpoint, .
             yield state
 
     inner = Starlette(lifespan=lifespan, exception_handlers={HTTPException: _problem})
-    return Dispatch(contract(version("stockgate"), more), inner, settings, get_logger())
+    endpoints = contract(version("stockgate"), more, settings.hold_ttl_max_s)
+    return Dispatch(endpoints, inner, settings, get_logger())
 
 
 async def _problem(request: Request, error: Exception) -> Response:
@@ -53,6 +60,14 @@ async def _problem(request: Request, error: Exception) -> Response:
     return Response(problem.body(), problem.status, media_type=CONTENT_TYPE)
 
 
+def _metrics(settings: Settings) -> Metrics:
+    metrics = Metrics()
+    metrics.describe("gateway")
+    metrics.unconfirmed_bytes_max.labels("reserve").set(settings.unconfirmed_bytes_reserve_max)
+    metrics.unconfirmed_bytes_max.labels("settle").set(settings.unconfirmed_bytes_settle_max)
+    return metrics
+
+
 @asynccontextmanager
 async def open_state(settings: Settings, lifecycle: Lifecycle) -> AsyncGenerator[State]:
     """Everything the calls use, running. Raises OSError or ValueError for a file of keys that is of no use.
@@ -60,18 +75,25 @@ async def open_state(settings: Settings, lifecycle: Lifecycle) -> AsyncGenerator
     Opening needs no store: they are connected at first use, and readiness tells what is missing. A background task that
     fails is a bug: it ends the lot, and `lifecycle.failed` says so.
     """
-    metrics, keys = Metrics(), KeyRing.load(settings)
-    database = await Database.open(settings, name="gateway")
-    leader_database = await Database.open(settings, name="gateway.leader", pool_max=LEADER_POOL_MAX)
+    metrics, keys = _metrics(settings), KeyRing.load(settings)
+    database = await Database.open(settings, name="gateway", metrics=metrics)
+    leader_database = await Database.open(settings, name="gateway.leader", pool_max=LEADER_POOL_MAX, metrics=metrics)
     # One connection decides, so that the order of calls is kept; the others never stand in its way.
     deciding, loading, asking, looking = (
-        RedisDoor.open(settings, name=f"gateway.{part}") for part in ("deciding", "loading", "asking", "looking")
+        RedisDoor.open(settings, name=f"gateway.{part}", metrics=metrics)
+        for part in ("deciding", "loading", "asking", "looking")
     )
     watch = ShardWatch(database, SHARD)
     hot_path = HotPath(settings, deciding, Loader(database, loading, SHARD), watch)
     confirmations = Confirmations(settings, asking, SHARD)
+    metrics.namings_missed_total.tell(lambda: confirmations.missed)
     batcher = Batcher(settings, hot_path, confirmations, metrics)
     leader = Leader(settings, SHARD, database=leader_database, metrics=metrics, name="gateway.leader")
+    checks = [watched_redis(looking, settings), watched_mysql(database)]
+    if settings.run_leader:
+        # Who does not lead needs no way to the broker.
+        checks.append(watched_rabbitmq(settings, "gateway", lambda: leader.connections))
+    settings_watch = SettingsWatch(settings, checks, log=get_logger(), metrics=metrics)
     resign = asyncio.Event()
     state = State(
         settings=settings,
@@ -86,11 +108,14 @@ async def open_state(settings: Settings, lifecycle: Lifecycle) -> AsyncGenerator
         redis=looking,
         metrics=metrics,
         leader=leader,
+        settings_watch=settings_watch,
     )
     try:
         async with asyncio.TaskGroup() as group:
-            serving = [group.create_task(part.run()) for part in (watch, confirmations, batcher)]
+            serving = [group.create_task(part.run()) for part in (watch, confirmations, batcher, settings_watch)]
             leading = group.create_task(leader.run(resign)) if settings.run_leader else None
+            looked = Looked(state)
+            serving.append(group.create_task(serve(settings, lambda: looked.missing, metrics, looked.refresh)))
             yield state
             # What was accepted is answered first, while the leader still confirms and names it.
             await batcher.drain()

@@ -1,7 +1,7 @@
 """One HTTP call on its way through the gateway, and the endpoint that answers it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.body import Receive, read_body
 from gateway.replies import Reply
-from gateway.requests import decode
+from gateway.requests import MalformedBody, check_media_type, decode, decode_query
 from inventory.batcher import Batcher
 from inventory.catalogue import Catalogue
 from inventory.confirmations import Confirmations
@@ -23,6 +23,7 @@ from kernel.metrics import Metrics
 from kernel.problems import Problem
 from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
+from kernel.settings_watch import SettingsWatch
 
 Body = TypeVar("Body")
 
@@ -61,12 +62,24 @@ class State(TypedDict):
     redis: RedisDoor
     metrics: Metrics
     leader: Leader
+    settings_watch: SettingsWatch
 
 
 class Call:
     """One call: who asks, in which words, and what it may use."""
 
-    __slots__ = ("announced", "endpoint", "names", "principal", "receive", "request_id", "state", "trace_id")
+    __slots__ = (
+        "announced",
+        "endpoint",
+        "headers",
+        "names",
+        "principal",
+        "query",
+        "receive",
+        "request_id",
+        "state",
+        "trace_id",
+    )
 
     principal: Principal
 
@@ -80,6 +93,9 @@ class Call:
         self.trace_id = ""
         self.announced: bytes | None = None
         """The Content-Length header."""
+        self.headers: Sequence[tuple[bytes, bytes]] = ()
+        self.query = b""
+        """What stands behind the question mark; only endpoints with a type for it look at it."""
 
     async def body(self) -> bytes:
         """The whole body within its bounds; raises what `read_body` raises."""
@@ -88,8 +104,21 @@ class Call:
         )
 
     async def decoded(self, decoder: msgspec.json.Decoder[Body], *, empty: bytes = b"") -> Body:
-        """The body as the decoder's type; `empty` stands for no body at all. Raises MalformedBody and InvalidBody too."""
-        return decode(decoder, await self.body() or empty)
+        """The body as the decoder's type; `empty` stands for no body at all. Raises MalformedBody and InvalidBody too.
+
+        What the headers say of the body is looked at only where it is no JSON: whoever sends JSON under another name, as
+        a command line does when nothing is said, is understood.
+        """
+        body = await self.body() or empty
+        try:
+            return decode(decoder, body)
+        except MalformedBody:
+            check_media_type(self.headers)
+            raise
+
+    def queried(self, kind: type[Body]) -> Body:
+        """The query as the endpoint's type; raises InvalidBody."""
+        return decode_query(kind, self.query)
 
     def check_prefix(self, inventory_keys: "list[str]") -> None:
         """Raise Problem FORBIDDEN if the caller is confined to a prefix that one of the keys does not have."""
@@ -121,5 +150,7 @@ class Endpoint:
     gives: dict[int, Any] = field(default_factory=dict[int, Any])
     """Status to msgspec type, for 2xx; None for a body that is not JSON."""
     problems: tuple[str, ...] = ()
+    query: Any = None
+    """The msgspec type of the query, None where none is looked at."""
     changes_stock: bool = False
     body_bytes_max: int = limits.BODY_BYTES_MAX

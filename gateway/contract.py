@@ -7,6 +7,7 @@ from gateway import health, inventory, operations, operators, requests, reservat
 from gateway.call import OPEN, Call, Endpoint
 from gateway.openapi import serve_document
 from gateway.replies import InventoryReply, OrderReply, QuantitiesReply, Reply, ResultsReply
+from inventory.operator_actions import ActionPage
 from kernel import limits
 
 ORDERS: Final = frozenset({"orders"})
@@ -198,6 +199,15 @@ _OPERATORS: Final = (
         "Ask for a comparison of the stores.",
         requests.Reconcile,
         {202: operators.TaskCreatedReply},
+    ),
+    Endpoint(
+        "GET",
+        "/ops/actions",
+        OPS,
+        operators.actions,
+        "What operators did, why, and what came of it.",
+        gives={200: ActionPage},
+        query=requests.ActionsQuery,
     ),
     Endpoint(
         "GET",

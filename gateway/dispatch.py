@@ -44,6 +44,11 @@ REFUSALS: Final = (Problem, InvalidBody, MalformedBody)
 """What a handler raises to refuse: everything else is a failure."""
 
 
+def _trace_id(traceparent: bytes | None) -> str:
+    trace = None if traceparent is None else _TRACEPARENT(traceparent)
+    return trace[1].decode() if trace else ""
+
+
 async def _no_more() -> Message:
     """What a call receives whose body was read before it began."""
     return {"type": "http.request", "body": b"", "more_body": False}
@@ -63,7 +68,7 @@ class Dispatch:
         self._request_ids = (b"%s-%x" % (prefix, n) for prefix in [secrets.token_hex(6).encode()] for n in count(1))
         self._counters: dict[tuple[str, int], Counter] = {}
         self._ordinary = {
-            endpoint.template.encode(): endpoint
+            endpoint.template.encode(): (endpoint, endpoint.handle)
             for endpoint in endpoints
             if endpoint.method == "POST" and isinstance(endpoint.handle, OneOperation)
         }
@@ -72,20 +77,10 @@ class Dispatch:
         self, state: State, method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> "Express | None":
         """The call that a request's head begins, if it is an ordinary one: see `gateway.express`."""
-        if method != b"POST" or self._in_flight >= self._in_flight_max:
+        found = self._find_ordinary(url) if method == b"POST" and self._in_flight < self._in_flight_max else None
+        if found is None:
             return None
-        names: tuple[str, ...] = ()
-        endpoint = self._ordinary.get(url)
-        if endpoint is None:
-            if b"?" in url or b"#" in url:
-                return None
-            try:
-                found = self._routes.find("POST", url)
-            except REFUSALS:
-                return None
-            if found is None or not isinstance(found[0].handle, OneOperation):
-                return None
-            endpoint, names = found
+        endpoint, handler, names = found
         authorization = request_id = traceparent = None
         for name, value in headers:
             if name == b"authorization":
@@ -99,13 +94,28 @@ class Dispatch:
         principal = None if authorization is None else state["keys"].recognise(authorization)
         if principal is None or principal.prefix or endpoint.scopes.isdisjoint(principal.scopes):
             return None
-        if request_id is None or not _SANE_REQUEST_ID(request_id):
-            request_id = next(self._request_ids)
         call = Call(state, _no_more, endpoint, names)
         call.principal = principal
-        if traceparent is not None and (trace := _TRACEPARENT(traceparent)):
-            call.trace_id = trace[1].decode()
-        return Express(self, call, endpoint.handle, request_id)
+        call.trace_id = _trace_id(traceparent)
+        return Express(self, call, handler, self._named_by(request_id))
+
+    def _find_ordinary(self, url: bytes) -> tuple[Endpoint, OneOperation, tuple[str, ...]] | None:
+        ordinary = self._ordinary.get(url)
+        if ordinary is not None:
+            return (*ordinary, ())
+        if b"?" in url or b"#" in url:
+            return None
+        try:
+            found = self._routes.find("POST", url)
+        except REFUSALS:
+            return None
+        if found is None or not isinstance(handler := found[0].handle, OneOperation):
+            return None
+        return found[0], handler, found[1]
+
+    def _named_by(self, request_id: bytes | None) -> bytes:
+        """The caller's request id if it sent a sane one, otherwise one of ours."""
+        return request_id if request_id is not None and _SANE_REQUEST_ID(request_id) else next(self._request_ids)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one HTTP call, or hand on what is not ours."""
@@ -130,8 +140,7 @@ class Dispatch:
                 request_id = value
             elif name == b"traceparent":
                 traceparent = value
-        if request_id is None or not _SANE_REQUEST_ID(request_id):
-            request_id = next(self._request_ids)
+        request_id = self._named_by(request_id)
         route = "unknown"
         try:
             found = self._routes.find(scope["method"], scope["raw_path"])
@@ -143,8 +152,8 @@ class Dispatch:
             call = Call(state, receive, endpoint, names)
             call.request_id = request_id.decode()
             call.announced = announced
-            if traceparent is not None and (trace := _TRACEPARENT(traceparent)):
-                call.trace_id = trace[1].decode()
+            call.query = scope["query_string"]
+            call.trace_id = _trace_id(traceparent)
             if endpoint.scopes:
                 if self._in_flight > self._in_flight_max:
                     raise Problem("UNAVAILABLE", "too many requests at once", outcome="not_executed")

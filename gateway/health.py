@@ -8,8 +8,8 @@ from gateway.call import Call, State
 from gateway.operators import SHARD
 from gateway.replies import JSON, Reply, encode
 from inventory.status import LogStatus, read_log_status
-from kernel.errors import StockgateError
-from kernel.metrics import CONTENT_TYPE
+from kernel.errors import StockgateError, StoreRefused
+from kernel.metrics import CONTENT_TYPE, Metrics
 
 METRICS_TEXT: Final = (b"content-type", CONTENT_TYPE.encode())
 
@@ -56,34 +56,66 @@ async def missing_dependencies(state: State) -> dict[str, str]:
         await state["redis"].command("PING")
     except StockgateError as error:
         missing["redis"] = str(error)
-    return missing
+    return missing | state["settings_watch"].missing()
 
 
 async def metrics(call: Call) -> Reply:
-    """GET /metrics. The shard's gauges are read anew, so that every gateway shows the same."""
-    await _refresh_gauges(call.state)
+    """GET /metrics of the process that took the call. Gauges are read anew, so that every gateway shows the same."""
+    looked = Looked(call.state)
+    await looked.refresh()
+    call.state["metrics"].show_readiness(looked.missing)
     return Reply(200, call.state["metrics"].render(), (METRICS_TEXT,))
 
 
-async def _refresh_gauges(state: State) -> None:
-    row = state["watch"].row
-    if row is None:
-        return
-    shard = str(SHARD)
-    gauges = state["metrics"]
-    gauges.epoch.labels(shard).set(row.epoch)
-    gauges.applied_m.labels(shard).set(row.applied_m)
+class Looked:
+    """What the process knows only by asking, for its metrics and its health: as it was at the last `refresh`."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.missing: dict[str, str] = {}
+        """As `missing_dependencies` says."""
+
+    async def refresh(self) -> None:
+        """Ask anew; never raises for a store's trouble."""
+        state = self._state
+        self.missing = await missing_dependencies(state)
+        expiry_ms = state["keys"].next_expiry_ms
+        state["metrics"].api_keys_expiry_timestamp_seconds.set(float("inf") if expiry_ms is None else expiry_ms / 1000)
+        row = state["watch"].row
+        if row is not None:
+            gauges, shard = state["metrics"], str(SHARD)
+            gauges.shard_hot.labels(shard).set(1 if row.mode == "hot" else 0)
+            gauges.epoch.labels(shard).set(row.epoch)
+            gauges.term.labels(shard).set(row.term)
+            gauges.applied_m.labels(shard).set(row.applied_m)
+        try:
+            log = await read_log_status(state["redis"], row) if row is not None else None
+            await _read_server(state)
+        except StockgateError:
+            # That Redis is away is what readiness is for.
+            log = None
+        if log is None:
+            state["metrics"].forget_head(SHARD)
+        else:
+            _set_log(state["metrics"], str(SHARD), log)
+
+
+async def _read_server(state: State) -> None:
+    """What Redis says of its memory and of its file. An account that may not ask shows nothing of it."""
     try:
-        log = await read_log_status(state["redis"], row)
-    except StockgateError:
-        # A scrape shows what is known; that Redis is away is what readiness and alarms are for.
+        told: bytes = await state["redis"].command("INFO", "memory", "persistence")
+    except StoreRefused:
         return
-    if log is not None:
-        _set_log(state, shard, log)
-
-
-def _set_log(state: State, shard: str, log: LogStatus) -> None:
+    fields = dict(line.split(":", 1) for line in told.decode().splitlines() if ":" in line)
     gauges = state["metrics"]
+    gauges.redis_memory_used_bytes.set(int(fields["used_memory"]))
+    gauges.redis_memory_max_bytes.set(int(fields["maxmemory"]))
+    writes = fields["aof_enabled"] == "1" and fields.get("aof_last_write_status") == "ok"
+    gauges.redis_persistence_ok.set(1 if writes else 0)
+
+
+def _set_log(gauges: Metrics, shard: str, log: LogStatus) -> None:
+    gauges.fenced.labels(shard).set(1 if log.fenced else 0)
     gauges.log_head_m.labels(shard).set(log.head_m)
     gauges.confirmed_m.labels(shard).set(log.confirmed_m)
     gauges.unconfirmed_bytes.labels(shard).set(log.unconfirmed_bytes)

@@ -24,6 +24,7 @@ from inventory.catalogue import Config, Creation, NewKey
 from inventory.loading import ReadBalance
 from inventory.moves import Move
 from inventory.operations import Line, Operation, fingerprint
+from inventory.operator_actions import BadReason, with_approval
 from kernel import limits
 from kernel.errors import StoreUnavailable
 from kernel.problems import Problem
@@ -120,11 +121,12 @@ async def adjust(call: Call) -> Reply:
     asked = await call.decoded(_adjust_decoder)
     if asked.delta == 0:
         raise InvalidBody(FieldError("$.delta", "must not be 0"))
-    reason = asked.reason
-    if asked.approval_no is not None:
-        reason = f"{reason} (approval {asked.approval_no})"
-        if len(reason) > limits.REASON_CHARS_MAX:
-            raise InvalidBody(FieldError("$.reason", "too long together with approval_no"))
+    try:
+        reason = with_approval(asked.reason, asked.approval_no)
+    except BadReason as wrong:
+        raise InvalidBody(FieldError("$.reason", str(wrong))) from None
+    if len(reason) > limits.REASON_CHARS_MAX:
+        raise InvalidBody(FieldError("$.reason", "too long together with approval_no"))
     operation = _request_operation(call, Move.ADJUST, key, asked.delta, asked.request_no, reason)
     if asked.base_inventory_version is not None:
         operation.base_version = asked.base_inventory_version

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_type_hints
 
 import msgspec
 
@@ -98,7 +98,11 @@ def _operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
         "operationId": endpoint.handle.__name__.strip("_"),
         "summary": endpoint.summary,
         "tags": [_tag(endpoint.template)],
-        "parameters": [*_path_parameters(endpoint.template), *_header_parameters(endpoint)],
+        "parameters": [
+            *_path_parameters(endpoint.template),
+            *_query_parameters(endpoint),
+            *_header_parameters(endpoint),
+        ],
         "responses": {str(status): _answer(endpoint, given, schema_of) for status, given in endpoint.gives.items()},
     }
     operation["responses"] |= _problems(endpoint, schema_of[ProblemReply])
@@ -119,6 +123,13 @@ def _tag(template: str) -> str:
 def _path_parameters(template: str) -> Iterable[dict[str, Any]]:
     for name in re.findall(r"{(\w+)}", template):
         yield {"name": name, "in": "path", "required": True, "schema": msgspec.json.schema(_NAMES[name])}
+
+
+def _query_parameters(endpoint: Endpoint) -> Iterable[dict[str, Any]]:
+    if endpoint.query is None:
+        return
+    for name, kind in get_type_hints(endpoint.query, include_extras=True).items():
+        yield {"name": name, "in": "query", "required": False, "schema": msgspec.json.schema(kind)}
 
 
 def _header_parameters(endpoint: Endpoint) -> Iterable[dict[str, Any]]:
@@ -146,7 +157,7 @@ def problem_codes(endpoint: Endpoint) -> list[str]:
         codes += WITH_KEY
     if endpoint.takes is not None:
         codes += WITH_BODY
-    elif "{" in endpoint.template:
+    elif "{" in endpoint.template or endpoint.query is not None:
         codes.append("INVALID_REQUEST")
     return list(dict.fromkeys([*codes, *endpoint.problems]))
 

@@ -10,6 +10,7 @@ from gateway import requests
 from gateway.call import Call
 from gateway.replies import JSON, Reply, encode
 from gateway.requests import FieldError, InvalidBody
+from inventory.operator_actions import Action, BadCursor, BadReason
 from inventory.reconcile_tasks import TaskView
 from inventory.status import ShardReading
 from kernel.problems import Problem
@@ -206,10 +207,31 @@ async def read_audit(call: Call) -> Reply:
 async def reconcile(call: Call) -> Reply:
     """POST /ops/reconcile: the reconciler does it, this only leaves the task."""
     asked = await call.decoded(_reconcile_decoder, empty=b"{}")
-    task = await call.state["overview"].request_reconcile(
-        asked.keys or [], dry_run=asked.dry_run, requested_by=call.principal.name
+    keys = asked.keys or []
+    action = Action(
+        actor=call.principal.name,
+        action="reconcile",
+        target=keys[0] if len(keys) == 1 else f"{len(keys)} keys" if keys else f"shard {asked.shard}",
+        reason=asked.reason or "",
+        dry_run=asked.dry_run,
+        tenant=call.principal.tenant,
+        request_id=call.request_id,
+        trace_id=call.trace_id,
     )
+    try:
+        task = await call.state["overview"].request_reconcile(keys, action)
+    except BadReason as wrong:
+        raise InvalidBody(FieldError("$.reason", str(wrong))) from None
     return Reply(202, encode(TaskCreatedReply(task)))
+
+
+async def actions(call: Call) -> Reply:
+    """GET /ops/actions: what operators did, the newest first."""
+    asked = call.queried(requests.ActionsQuery)
+    try:
+        return Reply(200, encode(await call.state["overview"].actions(asked.limit, asked.before)))
+    except BadCursor as wrong:
+        raise InvalidBody(FieldError("query.before", str(wrong))) from None
 
 
 async def read_reconcile(call: Call) -> Reply:

@@ -1,6 +1,6 @@
 """What the service answers, as msgspec types, and how results of the deciding path become bodies and headers."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, assert_never
 
 import msgspec
@@ -10,6 +10,7 @@ from inventory.hot_path import Decision, Failure
 from inventory.moves import EXPIRED, MOVES, LineState, Move
 from inventory.operations import BalanceView, Operation, OrderView, Result
 from inventory.outcomes import Outcome
+from kernel.clock import instant
 from kernel.problems import Problem
 
 LineStatus = Literal["RESERVED", "CONFIRMED", "RELEASED", "CONSUMED", "RETURNED"]
@@ -116,11 +117,6 @@ class Reply(NamedTuple):
 encode: Final = msgspec.json.Encoder().encode
 
 
-def instant(ms: int) -> datetime:
-    """UTC from epoch ms."""
-    return datetime.fromtimestamp(ms / 1000, UTC)
-
-
 def order_reply(order_id: str, view: OrderView, now_ms: int) -> OrderReply:
     """The body for an order; `now_ms` is the deciding store's clock."""
     lines = [
@@ -182,7 +178,7 @@ def problem_reply(problem: Problem, instance: str) -> Reply:
         headers = (PROBLEM_JSON, (b"www-authenticate", b"Bearer"))
     elif problem.status == 405:
         headers = (PROBLEM_JSON, (b"allow", ", ".join(problem.extra["allowed"]).encode()))
-    elif problem.status in {408, 413}:
+    elif problem.status in {408, 413, 431}:
         # What is left of the body is not read: the connection is of no use any more.
         headers = (PROBLEM_JSON, (b"connection", b"close"))
     return Reply(problem.status, problem.body(instance), headers, str(problem.extra.get("outcome", "")))

@@ -5,16 +5,20 @@ Every type forbids fields it does not know, numbers are whole and bounded, and n
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Meta
 
 from kernel import limits
+from kernel.problems import Problem
 
 # `(?!\n)$` because Python's `$` alone would let a line feed at the end pass; in other dialects it changes nothing.
 ID_PATTERN: Final = r"^[!-~]+(?!\n)$"
 INVENTORY_KEY_PATTERN: Final = r"^[!-~](?:[ -~]*[!-~])?(?!\n)$"
+TENANT_PATTERN: Final = r"^[!-.0-~]+(?!\n)$"
 TEXT_PATTERN: Final = r"^[^\x00-\x1f\x7f]+(?!\n)$"
 
 Id = Annotated[
@@ -51,6 +55,15 @@ Text = Annotated[
         max_length=limits.REASON_CHARS_MAX,
         pattern=TEXT_PATTERN,
         description="Free text without control characters.",
+    ),
+]
+Tenant = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=limits.TENANT_CHARS_MAX,
+        pattern=TENANT_PATTERN,
+        description="Whose order; the caller's own tenant where absent.",
     ),
 ]
 Keys = Annotated[
@@ -199,11 +212,52 @@ class LockUnlock(Request):
 
 
 class Reconcile(Request):
-    """A comparison of the stores: of some keys, or of the whole shard; `dry_run` repairs nothing."""
+    """A comparison of the stores: of some keys, or of the whole shard.
+
+    `dry_run` repairs nothing; without it a `reason` is needed, which goes into the audit table.
+    """
 
     keys: Annotated[list[InventoryKey], Meta(min_length=1, max_length=limits.QUERY_KEYS_MAX)] | None = None
     shard: Annotated[int, Meta(ge=0, le=0)] = 0
     dry_run: bool = False
+    reason: Text | None = None
+
+
+# What may stand behind the question mark. All of it may be left out, and a value is never empty.
+
+Limit = Annotated[int, Meta(ge=1, le=limits.PAGE_ROWS_MAX, description="Rows of one page.")]
+Cursor = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=limits.QUERY_CHARS_MAX,
+        description="`next_before` or `next_after` of the page before; any other is refused.",
+    ),
+]
+
+
+class ActionsQuery(Request):
+    """Which of the operators' actions."""
+
+    limit: Limit = limits.PAGE_ROWS_DEFAULT
+    before: Cursor = ""
+
+
+class ExplainKeyQuery(Request):
+    """Which part of a key's timeline: the newest changes, or those before a seq."""
+
+    limit: Limit = limits.PAGE_ROWS_DEFAULT
+    before: Annotated[int, Meta(ge=1, le=limits.EXACT_INTEGER_MAX, description="Only changes of a lower seq.")] = (
+        limits.EXACT_INTEGER_MAX
+    )
+
+
+class ExplainOrderQuery(Request):
+    """Whose order, and which part of its timeline: the first changes, or those after the cursor."""
+
+    tenant: Tenant = ""
+    limit: Limit = limits.PAGE_ROWS_DEFAULT
+    after: Cursor = ""
 
 
 class FieldError(msgspec.Struct, frozen=True):
@@ -230,6 +284,8 @@ LATER: Final = frozenset(
 )
 """Fields of the contract that this version refuses by name."""
 
+_JSON_TYPES: Final = frozenset({b"", b"application/json", b"text/json"})
+
 Body = TypeVar("Body")
 _encoder = msgspec.json.Encoder()
 _UNKNOWN_FIELD: Final = re.compile(r"^Object contains unknown field `(.*?)`", re.DOTALL)
@@ -249,6 +305,23 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes | msgspec.Raw) -> Bo
     if b"\\" in raw or raw.count(b'"') != _encoder.encode(value).count(b'"'):
         _refuse_repeated_names(raw)
     return value
+
+
+def decode_query(kind: type[Body], query: bytes) -> Body:
+    """Decode what stands behind the question mark; raises InvalidBody. A name may stand there once."""
+    if len(query) > limits.QUERY_CHARS_MAX:
+        raise InvalidBody(FieldError("query", f"longer than {limits.QUERY_CHARS_MAX} characters"))
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query), errors="strict")
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
+            raise InvalidBody(FieldError("query", "a name stands there twice"))
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        found = _field_error(str(error))
+        raise InvalidBody(FieldError(found.path.replace("$", "query", 1), found.message)) from None
+    except ValueError as error:
+        raise InvalidBody(FieldError("query", str(error))) from None
 
 
 def _refuse_repeated_names(body: bytes) -> None:
@@ -274,6 +347,16 @@ def _field_error(text: str) -> FieldError:
     if unknown and unknown[1] in LATER:
         message = f"`{unknown[1]}` is not supported by this version"
     return FieldError(path, message)
+
+
+def check_media_type(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise Problem UNSUPPORTED_MEDIA_TYPE if the headers say that a body is encoded, or no JSON."""
+    for name, value in headers:
+        said = value.partition(b";")[0].strip().lower()
+        if name == b"content-encoding" and said not in {b"", b"identity"}:
+            raise Problem("UNSUPPORTED_MEDIA_TYPE", "a body may have no Content-Encoding")
+        if name == b"content-type" and said not in _JSON_TYPES and not said.endswith(b"+json"):
+            raise Problem("UNSUPPORTED_MEDIA_TYPE", "the body is no JSON, and its Content-Type says so")
 
 
 def check_id(name: str, value: str) -> str:

@@ -15,8 +15,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, Literal, NamedTuple, cast
 
-from prometheus_client import Histogram
-
 from inventory.confirmations import Confirmations
 from inventory.hot_path import Called, Decision, Failure, FailureCode, HotPath, Pending
 from inventory.moves import REQUEST_MOVES, Move
@@ -26,6 +24,7 @@ from kernel import failpoints, limits
 from kernel.clock import SYSTEM_CLOCK, Clock
 from kernel.metrics import Metrics
 from kernel.settings import Settings
+from kernel.tallies import Timing
 
 LOOK_UPS_IN_FLIGHT: Final = 2
 """Look-ups that run side by side: a slow one (a cold key, a large order) does not hold up the next tick's."""
@@ -167,6 +166,10 @@ class Batcher:
         self._emptied = asyncio.Event()
         self._batch_operations = metrics.batch_operations
         self._batch_seconds = metrics.batch_seconds
+        self._naming_seconds = metrics.naming_seconds
+        metrics.open_operations.set_function(lambda: self._open_operations)
+        metrics.queued_operations.labels("call").set_function(lambda: self._ready.operations)
+        metrics.queued_operations.labels("look_up").set_function(lambda: self._lacking.operations)
         self._counters = _Counters(metrics)
 
     # --- a request ----------------------------------------------------------------------------------------------------
@@ -208,7 +211,9 @@ class Batcher:
             line.operations + len(ops) > limits.BATCH_QUEUE_OPERATIONS_MAX
             or self._open_operations + len(ops) > limits.BATCH_OPEN_OPERATIONS_MAX
         ):
-            tell(self._refused(ops, "OVERLOADED", "more operations wait here than can be decided in time"))
+            answer = self._refused(ops, "OVERLOADED", "more operations wait here than can be decided in time")
+            self._counters.count_outcomes(ops, answer.results)
+            tell(answer)
             return None
         self._open[request] = None
         self._open_operations += len(ops)
@@ -393,12 +398,13 @@ class Batcher:
             # Here and not right after the call: one that only said what is to be loaded first has no effect to lose.
             failpoints.hit("gateway.after_call")
             latest = max(request.deadline for request, _ in waiting)
-            tell = partial(self._entry_named, waiting)
+            tell = partial(self._entry_named, waiting, self._clock.monotonic())
             self._unnamed_calls += 1
             self._confirmations.expect(called.epoch, called.m, called.digest, latest, tell)
 
-    def _entry_named(self, waiting: Sequence[tuple[_Request, list[int]]], confirmed: bool | None) -> None:
+    def _entry_named(self, waiting: Sequence[tuple[_Request, list[int]]], since: float, confirmed: bool | None) -> None:
         """Answer the requests of one call, now that its entry is confirmed, or known not to be."""
+        self._naming_seconds.observe(self._clock.monotonic() - since)
         self._unnamed_calls -= 1
         self._progress.set()
         for request, positions in waiting:
@@ -456,10 +462,19 @@ class _Counters:
         self._metrics = metrics
         self._answered: Counter[tuple[Move, Outcome | str]] = Counter()
         self._replayed: Counter[Move] = Counter()
-        self._seconds: dict[Move, Histogram] = {}
+        self._seconds: dict[Move, Timing] = {}
 
     def count(self, ops: Sequence[Operation], decisions: Sequence[Decision], seconds: float) -> None:
         """Count a request; `seconds` went by from submit to answer, and count once for each kind in it."""
+        self.count_outcomes(ops, decisions)
+        for kind in {op.kind for op in ops} if len(ops) > 1 else (ops[0].kind,):
+            timing = self._seconds.get(kind)
+            if timing is None:
+                timing = self._seconds[kind] = self._metrics.operation_seconds.labels(kind.name)
+            timing.observe(seconds)
+
+    def count_outcomes(self, ops: Sequence[Operation], decisions: Sequence[Decision]) -> None:
+        """Count what became of operations, those too that were refused at the door."""
         for op, decision in zip(ops, decisions, strict=True):
             if isinstance(decision, Result):
                 self._answered[op.kind, decision.outcome] += 1
@@ -467,11 +482,6 @@ class _Counters:
                     self._replayed[op.kind] += 1
             else:
                 self._answered[op.kind, f"{decision.code}_{decision.outcome}".upper()] += 1
-        for kind in {op.kind for op in ops} if len(ops) > 1 else (ops[0].kind,):
-            histogram = self._seconds.get(kind)
-            if histogram is None:
-                histogram = self._seconds[kind] = self._metrics.operation_seconds.labels(kind.name)
-            histogram.observe(seconds)
 
     def flush(self) -> None:
         """Bring the metrics up to date."""

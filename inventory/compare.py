@@ -87,12 +87,18 @@ class Findings:
 
     epoch: int
     classes: Counter[KeyClass] = field(default_factory=Counter[KeyClass])
-    repaired: int = 0
+    repairs: Counter[KeyClass] = field(default_factory=Counter[KeyClass])
+    """Corrections of drifted keys, and rebuilds asked for lost ones."""
     stuck: int = 0
     """Keys in flight that have not moved for longer than the alarm's limit."""
     found: list[Reading] = field(default_factory=list[Reading])
     """Proven drifted or lost keys, at most FINDINGS_MAX."""
     detail: str = ""
+
+    @property
+    def repaired(self) -> int:
+        """Repairs of all classes."""
+        return self.repairs.total()
 
     @property
     def worth_a_task(self) -> bool:

@@ -96,6 +96,9 @@ class Decided(NamedTuple):
 _pack: Final = msgspec.msgpack.Encoder().encode
 _decode_reply: Final = msgspec.msgpack.Decoder(Reply).decode
 
+EPOCH_LIMIT_S: Final = 1.0
+"""So long a call waits for the shard's row at most: while MySQL hangs, what needs none of it must not stand behind it."""
+
 _CLOSED: Final = Failure("SHARD_CLOSED", "not_executed", "the shard is between two epochs: nobody decides")
 _ASKED_TOO_OFTEN: Final = Failure("UNAVAILABLE", "not_executed", "what it needs leaves Redis faster than it is loaded")
 
@@ -200,8 +203,9 @@ class HotPath:
 
     async def _epoch_now(self) -> int:
         """The epoch in which Redis decides by the row as it is now; the one known so far if MySQL does not answer."""
-        with suppress(StockgateError):
-            await self._watch.refresh()
+        with suppress(StockgateError, TimeoutError):
+            async with asyncio.timeout(EPOCH_LIMIT_S):
+                await self._watch.refresh()
         return self._watch.hot_epoch
 
     async def _call_in(self, epoch: int, ops: Sequence[Operation], proven_in: int, term: int) -> Called:

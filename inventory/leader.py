@@ -74,6 +74,8 @@ class Leader:
         self._broken_at: tuple[int, int] | None = None
         self._noted = ""
         self._changes = 0
+        self.connections = 0
+        """How many it has made to the broker."""
         self.failure = ""
         """Why this process neither leads nor waits for the lock; empty while it does."""
         self.status = LeaderStatus(leading=False, term=0, epoch=0)
@@ -106,7 +108,8 @@ class Leader:
 
     async def _stand_once(self) -> None:
         """Connect, wait for the lock, lead. Ends by an exception alone."""
-        publisher = await Publisher.connect(self._settings, name=self._name)
+        publisher = await Publisher.connect(self._settings, name=self._name, metrics=self._metrics)
+        self.connections += 1
         try:
             await publisher.declare_log_queue(self.shard)
             self.failure = ""
@@ -191,7 +194,7 @@ class Leader:
         """The connections of one leadership, closed at its end; the hot path is the sweeper's own."""
         names = ("", ".reader", ".namer", ".expiry", ".loader")
         redis, reader, namer, expiry, loading = (
-            RedisDoor.open(self._settings, name=self._name + suffix) for suffix in names
+            RedisDoor.open(self._settings, name=self._name + suffix, metrics=self._metrics) for suffix in names
         )
         watch = ShardWatch(self._database, self.shard)
         loader = Loader(self._database, loading, self.shard)
@@ -206,10 +209,12 @@ class Leader:
         self._changes += 1
         self._metrics.leader.labels(self.shard).set(1)
         self._metrics.leader_changes_total.labels(self.shard).inc()
+        self._metrics.term.labels(self.shard).set(row.term)
         self.status = LeaderStatus(leading=True, term=row.term, epoch=row.epoch)
 
     def _ends(self) -> None:
         self._metrics.leader.labels(self.shard).set(0)
+        self._metrics.forget_shard(self.shard)
         self.status = LeaderStatus(leading=False, term=0, epoch=0)
 
     def _note(self, failure: Exception) -> None:

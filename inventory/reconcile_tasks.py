@@ -6,7 +6,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 import sql
+from inventory import operator_actions
 from inventory.compare import Findings, KeyClass
+from inventory.operator_actions import Action, Came
 from kernel.mysql_door import Database, Transaction
 
 RUNNING_MS_MAX: Final = 60_000
@@ -46,6 +48,16 @@ async def finish(database: Database, task_id: int, findings: Findings | None, no
     async with database.transaction() as transaction:
         parameters = (status, found.epoch, *_counts(found), found.detail[:500], now_ms, task_id)
         await transaction.execute(sql.load("update_reconcile_task_done"), parameters)
+        await operator_actions.finish_reconcile(transaction, task_id, _came_of(findings), now_ms)
+
+
+def _came_of(findings: Findings | None) -> Came:
+    """What a comparison came to, for whoever asked for it."""
+    if findings is None:
+        return Came("STOPPED", detail="the shard had no open epoch to compare")
+    counts = {key_class.value: findings.classes[key_class] for key_class in KeyClass}
+    after = msgspec.json.encode({**counts, "repaired": findings.repaired, "stuck": findings.stuck}).decode()
+    return Came("DONE", after=after, detail=findings.detail)
 
 
 async def record_periodic(database: Database, shard: int, findings: Findings, started_ms: int, now_ms: int) -> None:
@@ -61,19 +73,23 @@ async def record_periodic(database: Database, shard: int, findings: Findings, st
             await _insert(transaction, shard, findings, "DONE", started_ms, now_ms)
 
 
-async def request(database: Database, shard: int, keys: Sequence[str], *, dry_run: bool, requested_by: str) -> int:
-    """Ask the reconciler for a comparison; answers the task's number."""
+async def request(database: Database, shard: int, keys: Sequence[str], action: Action, now_ms: int) -> int:
+    """Ask the reconciler for a comparison, with the row that says who and why; answers the task's number.
+
+    Raises BadReason where the action may repair and gives none, and what the door raises.
+    """
     async with database.transaction() as transaction:
         await transaction.execute(
             sql.load("insert_reconcile_task"),
             (
-                *(shard, 0, "keys" if keys else "shard", int(dry_run)),
-                *(msgspec.json.encode(list(keys)).decode(), "PENDING", 0, 0, 0, 0, 0, 0, 0, "", requested_by, 0, 0),
+                *(shard, 0, "keys" if keys else "shard", int(action.dry_run)),
+                *(msgspec.json.encode(list(keys)).decode(), "PENDING", 0, 0, 0, 0, 0, 0, 0, "", action.actor, 0, 0),
             ),
         )
         row = await transaction.fetch_one(sql.load("select_inserted_id"))
-    if row is None:
-        raise LookupError("the new task has no number")
+        if row is None:
+            raise LookupError("the new task has no number")
+        await operator_actions.insert(transaction, action, now_ms, reconcile_task=int(row[0]))
     return int(row[0])
 
 

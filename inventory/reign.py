@@ -77,6 +77,7 @@ class Reign:
         self._head_m = state.m
         self._closing = False
         self._skewed = 0
+        self._caught_up_ms = 0
         self._resend = Resend()
         self._failing: set[str] = set()
         applied = Position(row.applied_m, row.applied_digest)
@@ -183,6 +184,7 @@ class Reign:
     async def _fence_as_needed(self) -> None:
         """Fence while the clocks disagree; unfence what an opening, or a closing that was given up, left fenced."""
         skew_ms = await self._head.now_ms() - self._row.now_ms
+        self._metrics.clock_skew_seconds.labels(self._steps.shard).set(skew_ms / 1000)
         self._skewed = self._skewed + 1 if abs(skew_ms) > limits.CLOCK_SKEW_MS_MAX else 0
         if self._skewed >= SKEWED_READINGS and not self._fenced:
             self._log.error("fenced: the clocks of Redis and MySQL disagree", skew_ms=skew_ms)
@@ -199,6 +201,7 @@ class Reign:
         wanted = self._resend.wanted(now, row.applied_m, row.wanted_m)
         if wanted or (self._resend.stalled(now, self.relay.named_m) and await self._queue_is_idle()):
             self._log.warning("entries are published again", after_m=row.applied_m, wanted_m=row.wanted_m)
+            self._metrics.resends_total.labels(self._steps.shard).inc()
             self._resend.sent(now)
             self.relay.rewind(Position(row.applied_m, row.applied_digest))
 
@@ -297,10 +300,15 @@ class Reign:
         shard, metrics, row = self._steps.shard, self._metrics, self._row
         head_m = max(self._head_m, self.relay.read.m)
         lag = max(0, head_m - row.applied_m)
+        metrics.shard_hot.labels(shard).set(1 if row.mode == "hot" else 0)
+        metrics.fenced.labels(shard).set(1 if self._fenced else 0)
         metrics.epoch.labels(shard).set(row.epoch)
         metrics.log_head_m.labels(shard).set(head_m)
         metrics.confirmed_m.labels(shard).set(self.relay.named_m)
         metrics.applied_m.labels(shard).set(row.applied_m)
         metrics.persist_lag_entries.labels(shard).set(lag)
-        age_ms = max(0, row.now_ms - row.applied_event_ms) if lag and row.applied_event_ms else 0
-        metrics.persist_lag_seconds.labels(shard).set(age_ms / 1000)
+        if not lag:
+            self._caught_up_ms = row.now_ms
+        # What waits came after the last reading at which nothing did, however long ago the last change was.
+        oldest_ms = max(row.applied_event_ms, self._caught_up_ms)
+        metrics.persist_lag_seconds.labels(shard).set(max(0, row.now_ms - oldest_ms) / 1000)

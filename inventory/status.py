@@ -6,15 +6,17 @@ from typing import Any, Final
 import msgspec
 
 import sql
-from inventory import reconcile_tasks
+from inventory import operator_actions, reconcile_tasks
 from inventory.audit import Check, audit
 from inventory.events import decode_changes
 from inventory.head import redis_now_ms
+from inventory.operator_actions import Action, ActionPage
 from inventory.reconcile_tasks import TaskView
 from inventory.shard_state import ShardRow, read_shard
 from kernel import redis_keys
 from kernel.amqp_door import Publisher
 from kernel.amqp_topology import log_queue
+from kernel.clock import SYSTEM_CLOCK
 from kernel.errors import StockgateError
 from kernel.mysql_door import Database
 from kernel.redis_door import RedisDoor
@@ -81,11 +83,13 @@ class Overview:
         """The invariants over everything; raises what the doors raise."""
         return await audit(self._database, self._redis, self._shard)
 
-    async def request_reconcile(self, keys: Sequence[str], *, dry_run: bool, requested_by: str) -> int:
-        """Leave a task for the reconciler; its number. Raises what the door raises."""
-        return await reconcile_tasks.request(
-            self._database, self._shard, keys, dry_run=dry_run, requested_by=requested_by
-        )
+    async def request_reconcile(self, keys: Sequence[str], action: Action) -> int:
+        """Leave a task for the reconciler; its number. Raises BadReason and what the door raises."""
+        return await reconcile_tasks.request(self._database, self._shard, keys, action, SYSTEM_CLOCK.now_ms())
+
+    async def actions(self, limit: int, before: str) -> ActionPage:
+        """What operators did, the newest first; raises BadCursor and what the door raises."""
+        return await operator_actions.read_page(self._database, limit, before)
 
     async def read_reconcile(self, task_id: int) -> TaskView | None:
         """One task; None if there is none with this number. Raises what the door raises."""

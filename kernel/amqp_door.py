@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 import aiormq
 from aiormq import exceptions as driver
@@ -25,6 +25,8 @@ from kernel.errors import StoreOutcome, StoreRefused, StoreUnavailable
 from kernel.settings import Settings
 
 CLOSE_LIMIT_S: Final = 2.0
+PERSISTENT: Final = 2
+"""The delivery mode of every message."""
 
 _REFUSED: Final[dict[type[driver.AMQPError], str]] = {
     driver.ChannelNotFoundEntity: "NOT_FOUND",
@@ -34,6 +36,10 @@ _REFUSED: Final[dict[type[driver.AMQPError], str]] = {
 }
 _FAILURES: Final = (driver.AMQPError, OSError, RuntimeError, EOFError)
 """What the driver raises when a connection is of no use any more; RuntimeError is its word for `closed already`."""
+
+
+QueueState = Literal["right", "wrong", "missing", "not_told"]
+"""`wrong`: there with other arguments. `not_told`: this account may not ask."""
 
 
 class _PlainConnection(aiormq.Connection):
@@ -52,6 +58,11 @@ class _Transport(TransportFactory):
         reader, self._writer = await self._factory.create(url, **kwargs)
         return reader, self._writer
 
+    @property
+    def local_address(self) -> tuple[Any, ...]:
+        """This end of the connection: no two connections share it."""
+        return () if self._writer is None else tuple(self._writer.get_extra_info("sockname"))
+
     def cut(self) -> None:
         """Drop the connection without a word; what was not read by now is never read."""
         if self._writer is not None:
@@ -66,6 +77,7 @@ class _Link:
         self.timeout_s = timeout_s
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._transport = transport
+        self.local_address = transport.local_address
         self.watch(connection)
 
     @classmethod
@@ -121,6 +133,18 @@ class _Link:
             await channel.queue_declare(
                 amqp_topology.log_queue(shard), durable=True, arguments=dict(amqp_topology.LOG_QUEUE_ARGUMENTS)
             )
+
+    async def look_at_log_queue(self, shard: int) -> tuple[QueueState, str]:
+        """How the shard's queue stands, and the broker's words where it is not as it must be. Makes nothing new."""
+        try:
+            async with self.own_channel() as channel:
+                await channel.queue_declare(amqp_topology.log_queue(shard), passive=True)
+            # A passive declaration compares nothing. This one does, and nothing is made where the queue is there.
+            await self.declare_log_queue(shard)
+        except StoreRefused as refused:
+            states: dict[str, QueueState] = {"NOT_FOUND": "missing", "ACCESS_REFUSED": "not_told"}
+            return states.get(refused.code, "wrong"), refused.detail
+        return "right", ""
 
     async def close(self, channel: Channel) -> None:
         """Close channel and connection, for at most `CLOSE_LIMIT_S`; afterwards the transport is gone in any case."""
@@ -205,7 +229,7 @@ class Publisher:
         """
         properties = spec.Basic.Properties(
             content_type="application/msgpack",
-            delivery_mode=2,
+            delivery_mode=PERSISTENT,
             message_id=f"{self._message_id_prefix}-{next(self._message_numbers)}",
             message_type=message_type,
         )
@@ -231,7 +255,7 @@ class Publisher:
 
     def abandon(self) -> None:
         """Drop the connection at once, and the lock with it: nothing more is heard, whatever is still under way."""
-        self._link.cut("abandoned")
+        self._link.cut(ABANDONED)
 
     async def close(self) -> None:
         """Close the connection; the lock is free afterwards."""
@@ -332,4 +356,44 @@ class Consumer:
 
     def abandon(self) -> None:
         """Drop the connection at once."""
-        self._link.cut("abandoned")
+        self._link.cut(ABANDONED)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """What the broker says about itself, and how this process speaks to it."""
+
+    version: str
+    heartbeat_s: int
+    """As agreed on; 0 = none."""
+    delivery_mode: int
+    separate_connections: bool
+    """Whether publishing and consuming have a connection each."""
+    queue: QueueState
+    queue_detail: str
+
+
+async def read_broker_facts(settings: Settings, shard: int, *, name: str) -> BrokerFacts:
+    """Connect as a publisher and as a consumer would, look at the shard's queue, and hang up.
+
+    Nothing is published or consumed. Raises StoreUnavailable `not_executed`.
+    """
+    publisher = await Publisher.connect(settings, name=name)
+    try:
+        consumer = await Consumer.connect(settings, name=name, prefetch=1)
+        try:
+            link = publisher._link  # noqa: SLF001 - one file, two halves of one thing
+            state, detail = await link.look_at_log_queue(shard)
+            version = link.connection.server_properties.get("version", "")
+            return BrokerFacts(
+                version=version.decode() if isinstance(version, bytes) else str(version),
+                heartbeat_s=link.connection.connection_tune.heartbeat,
+                delivery_mode=PERSISTENT,
+                separate_connections=link.local_address != consumer._link.local_address,  # noqa: SLF001 - as above
+                queue=state,
+                queue_detail=detail,
+            )
+        finally:
+            await consumer.close()
+    finally:
+        await publisher.close()

@@ -95,6 +95,14 @@ class KeyRing:
         """The keys of `settings.api_keys_file`; raises as the constructor."""
         return cls(settings.api_keys_file, clock)
 
+    @property
+    def next_expiry_ms(self) -> int | None:
+        """When the next key that is still in force ends, UTC epoch ms; None where none does."""
+        now_ms = self._clock.now_ms()
+        return min(
+            (ms for key in self._keys.values() if (ms := key.expires_ms) is not None and ms > now_ms), default=None
+        )
+
     def authenticate(self, authorization: bytes | None) -> Principal:
         """Whom the Authorization header names; raises Problem UNAUTHORIZED, or TOO_MANY_REQUESTS above its limit.
 

@@ -1,6 +1,7 @@
 """The wall clock and the monotonic clock, as an argument: tests bring their own."""
 
 import time
+from datetime import UTC, datetime
 from typing import Final
 
 
@@ -19,3 +20,11 @@ class Clock:
 
 
 SYSTEM_CLOCK: Final = Clock()
+
+_LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999."""
+
+
+def instant(ms: int) -> datetime:
+    """UTC from epoch ms; what lies outside of the calendar becomes its nearest end, for damage has to be shown too."""
+    return datetime.fromtimestamp(min(max(ms, 0), _LAST_MS) / 1000, UTC)

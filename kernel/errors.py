@@ -1,6 +1,6 @@
 """Failures of a store, translated once at each driver's door. Refusals of the domain are values, never exceptions."""
 
-from typing import Literal
+from typing import Final, Literal
 
 Store = Literal["redis", "mysql", "rabbitmq"]
 StoreOutcome = Literal["not_executed", "unknown"]
@@ -67,3 +67,20 @@ class Retryable(StatementError):
 
 class StatementFailed(StatementError):
     """The statement itself cannot run: a bug, or a missing migration."""
+
+
+_CODES: Final[dict[type[StockgateError], str]] = {
+    ScriptFailed: "SCRIPT_FAILED",
+    DuplicateKey: "DUPLICATE_KEY",
+    DataRejected: "DATA_REJECTED",
+    Retryable: "RETRYABLE",
+}
+
+
+def failure_code(failure: StockgateError) -> str:
+    """A word for what failed, from a bounded set: a refusal's own code, else the outcome, else the kind of failure."""
+    if isinstance(failure, StoreRefused):
+        return failure.code
+    if isinstance(failure, StoreUnavailable):
+        return failure.outcome.upper()
+    return _CODES.get(type(failure), "STATEMENT_FAILED")

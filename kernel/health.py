@@ -21,43 +21,56 @@ Readiness = Callable[[], Mapping[str, str]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+Refresh = Callable[[], Awaitable[None]]
+"""Looks at what the process does not know without asking, before an answer is made of it."""
+
 CONNECTIONS_MAX: Final = 32
 
 
 class HealthApp:
     """The ASGI application. With a key ring `/metrics` asks for the scope `metrics`; `/health/*` is open."""
 
-    def __init__(self, readiness: Readiness, metrics: Metrics, keys: KeyRing | None) -> None:
+    def __init__(
+        self, readiness: Readiness, metrics: Metrics, keys: KeyRing | None, refresh: Refresh | None = None
+    ) -> None:
         self._readiness = readiness
         self._metrics = metrics
         self._keys = keys
+        self._refresh = refresh
 
     async def __call__(self, scope: MutableMapping[str, Any], _receive: Receive, send: Send) -> None:
         """Answer one request."""
         try:
-            status, content_type, body = self._answer(scope)
+            status, content_type, body = await self._answer(scope)
         except Problem as problem:
             status, content_type, body = problem.status, CONTENT_TYPE, problem.body()
         headers = [(b"content-type", content_type.encode()), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    def _answer(self, scope: MutableMapping[str, Any]) -> tuple[int, str, bytes]:
+    async def _answer(self, scope: MutableMapping[str, Any]) -> tuple[int, str, bytes]:
         if scope["method"] not in {"GET", "HEAD"}:
             raise Problem("METHOD_NOT_ALLOWED", allowed=["GET", "HEAD"])
         match scope["path"]:
             case "/health/live":
                 return 200, "application/json", b'{"live":true}'
             case "/health/ready":
+                await self._look()
                 missing = dict(self._readiness())
                 body = msgspec.json.encode({"ready": not missing, "missing": missing})
                 return 503 if missing else 200, "application/json", body
             case "/metrics":
                 if self._keys is not None:
                     self._check_scope(self._keys, scope["headers"])
+                await self._look()
+                self._metrics.show_readiness(self._readiness())
                 return 200, metrics_format.CONTENT_TYPE, self._metrics.render()
             case _:
                 raise Problem("NOT_FOUND")
+
+    async def _look(self) -> None:
+        if self._refresh is not None:
+            await self._refresh()
 
     def _check_scope(self, keys: KeyRing, headers: list[tuple[bytes, bytes]]) -> None:
         principal = keys.authenticate(dict(headers).get(b"authorization"))
@@ -72,13 +85,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: Settings, readiness: Readiness, metrics: Metrics) -> None:
-    """Serve until cancelled; returns at once where `metrics_port` is 0. Raises OSError if the port is taken."""
+async def serve(settings: Settings, readiness: Readiness, metrics: Metrics, refresh: Refresh | None = None) -> None:
+    """Serve until cancelled, and measure the event loop; returns at once where `metrics_port` is 0.
+
+    Raises OSError if the port is taken.
+    """
     if settings.metrics_port == 0:
         return
     keys = KeyRing.load(settings) if settings.api_keys_file is not None else None
     config = uvicorn.Config(
-        HealthApp(readiness, metrics, keys),
+        HealthApp(readiness, metrics, keys, refresh),
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -88,6 +104,7 @@ async def serve(settings: Settings, readiness: Readiness, metrics: Metrics) -> N
     server = _Server(config)
     # Bound here, because uvicorn would end the process where it cannot bind.
     listener = socket.create_server((settings.metrics_host, settings.metrics_port), reuse_port=False)
+    watching = asyncio.create_task(metrics.watch_loop())
     try:
         await server.serve(sockets=[listener])
     except asyncio.CancelledError:
@@ -95,4 +112,5 @@ async def serve(settings: Settings, readiness: Readiness, metrics: Metrics) -> N
             await server.shutdown(sockets=[listener])
         raise
     finally:
+        watching.cancel()
         listener.close()

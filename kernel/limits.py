@@ -16,11 +16,21 @@ LINES_PER_ORDER_MAX: Final = 1_000
 QTY_MAX: Final = 1_000_000
 OPERATIONS_PER_REQUEST_MAX: Final = 500
 QUERY_KEYS_MAX: Final = 500
+# Rows of one page of a timeline or of the operators' actions, and characters of a query in an address.
+PAGE_ROWS_DEFAULT: Final = 50
+PAGE_ROWS_MAX: Final = 500
+QUERY_CHARS_MAX: Final = 1_024
 BODY_BYTES_MAX: Final = 256 * 1024
 OPERATIONS_BODY_BYTES_MAX: Final = 1024 * 1024
 TTL_SECONDS_MAX: Final = 30 * 24 * 3600
-# From the first byte of the request's head to the last of its body.
+# Of one request's head: its bytes, its headers, and the time it may take; looked at once a second.
+HEAD_BYTES_MAX: Final = 16 * 1024
+HEADERS_MAX: Final = 64
+HEAD_READ_MS_MAX: Final = 10_000
+# From the end of the request's head to the last byte of its body.
 BODY_READ_MS_MAX: Final = 10_000
+# How long a caller may leave an answer, or the end of its connection, unread.
+ANSWER_WRITE_MS_MAX: Final = 30_000
 
 # Lua keeps numbers as doubles; everything that can be summed stays far below the exact range.
 EXACT_INTEGER_MAX: Final = 2**53 - 1

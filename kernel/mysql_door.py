@@ -21,12 +21,14 @@ from kernel.errors import (
     DataRejected,
     DuplicateKey,
     Retryable,
+    StatementError,
     StatementFailed,
     StockgateError,
     StoreOutcome,
     StoreRefused,
     StoreUnavailable,
 )
+from kernel.metrics import Metrics
 from kernel.settings import Settings
 
 Statement = NewType("Statement", str)
@@ -298,7 +300,9 @@ def _parts(rows: Sequence[Sequence[Any]], packet_bytes_max: int) -> Iterator[Seq
 class Database:
     """A bounded pool of sessions to one database. Opening it connects nothing; it works again as soon as MySQL does."""
 
-    def __init__(self, settings: Settings, name: str, pool_max: int) -> None:
+    def __init__(self, settings: Settings, name: str, pool_max: int, metrics: Metrics | None) -> None:
+        self._metrics = metrics
+        self._in_use = 0
         self._options = _connect_options(settings, name)
         self._timeout_s = settings.mysql_timeout_ms / 1000
         self._session_settings = _SESSION.format(
@@ -309,11 +313,18 @@ class Database:
         self._slots = asyncio.Semaphore(pool_max)
         self._idle: list[_Session] = []
         self._closed = False
+        self.generation = 0
+        """Grows by one with every session made, so that a watcher can see that the server may be another one now."""
+        if metrics is not None:
+            metrics.mysql_sessions_max.labels(name).set(pool_max)
+            metrics.mysql_sessions_in_use.labels(name).set_function(lambda: self._in_use)
 
     @classmethod
-    async def open(cls, settings: Settings, *, name: str, pool_max: int | None = None) -> Self:
+    async def open(
+        cls, settings: Settings, *, name: str, pool_max: int | None = None, metrics: Metrics | None = None
+    ) -> Self:
         """Make a pool of at most `pool_max` sessions (default from the settings); `name` is told to the server."""
-        return cls(settings, name, pool_max or settings.mysql_pool_max)
+        return cls(settings, name, pool_max or settings.mysql_pool_max, metrics)
 
     @asynccontextmanager
     async def transaction(self, *, timeout_ms: int | None = None) -> AsyncGenerator[Transaction]:
@@ -384,12 +395,23 @@ class Database:
             async with asyncio.timeout(self._timeout_s):
                 await self._slots.acquire()
         except TimeoutError:
-            detail = f"all sessions are busy for {self._timeout_s:g} s"
-            raise StoreUnavailable("mysql", "not_executed", detail) from None
+            busy = StoreUnavailable("mysql", "not_executed", f"all sessions are busy for {self._timeout_s:g} s")
+            self._count(busy)
+            raise busy from None
+        self._in_use += 1
         try:
             yield
+        except (StoreUnavailable, StatementError) as failure:
+            self._count(failure)
+            raise
         finally:
+            self._in_use -= 1
             self._slots.release()
+
+    def _count(self, failure: StoreUnavailable | StatementError) -> None:
+        # What another store refused within a transaction of ours passes by here too.
+        if self._metrics is not None and getattr(failure, "store", "mysql") == "mysql":
+            self._metrics.count_failure("mysql", failure)
 
     async def _take(self) -> tuple[_Session, bool]:
         """An idle session or a fresh one, and whether it is fresh."""
@@ -421,6 +443,9 @@ class Database:
             raise failure or _ConnectionLostError(str(error)) from error
         except OSError as error:
             raise _ConnectionLostError(str(error)) from error
+        self.generation += 1
+        if self._metrics is not None:
+            self._metrics.store_connections_total.labels("mysql").inc()
         session = _Session(connection, 0)
         await self._run(session, self._session_settings)
         await self._run(session, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import resource
 import signal
 from collections.abc import Awaitable, Callable
 
@@ -36,3 +37,13 @@ def collect_seldom(allocations: int) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(allocations, 20, 20)
+
+
+def allow_open_files(wanted: int) -> int:
+    """Raise this process' own bound on open files to `wanted`, or as far as the system lets it; the bound in force."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < wanted:
+        soft = wanted if hard == unlimited else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == unlimited else soft

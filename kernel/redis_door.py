@@ -7,8 +7,8 @@ read that was cut short (time-out, cancellation) closes the connection, so that 
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Final, NoReturn, Self, cast
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, Self, cast
 
 from redis.asyncio.connection import Connection, parse_url
 from redis.asyncio.retry import Retry
@@ -16,12 +16,16 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from kernel.errors import ScriptFailed, StoreRefused, StoreUnavailable
+from kernel.errors import ScriptFailed, StockgateError, StoreRefused, StoreUnavailable
+from kernel.metrics import Metrics
 from kernel.scripts import Script
 from kernel.settings import Settings
 
 SUBSCRIPTION_PING_S: Final = 5.0
 """A subscription that heard nothing for this long asks whether the other side is still there."""
+
+LOAD_TRIES: Final = 3
+"""A script that Redis forgets again and again is run so often; NOSCRIPT proves each time that it was not."""
 
 REFUSED_CODES: Final = frozenset(
     {
@@ -89,16 +93,16 @@ def _pack_each(arguments: Sequence[Argument]) -> bytes:
     return b"".join(parts)
 
 
-def _raise_translated(error: RedisError | OSError, *, sent: bool) -> NoReturn:
-    """Translate what the driver raised; `sent` = the command may have reached the server."""
+def _translated(error: RedisError | OSError, *, sent: bool) -> StockgateError:
+    """What the driver's error is in our words; `sent` = the command may have reached the server."""
     text = str(error)
     # The driver cuts the codes it knows off the text and keeps them aside.
     code = (error.status_code if isinstance(error, RedisError) else None) or text.partition(" ")[0]
     if code in REFUSED_CODES and _RAISED_IN_SCRIPT not in text:
-        raise StoreRefused("redis", code, text) from error
+        return StoreRefused("redis", code, text)
     if sent and isinstance(error, ResponseError):
-        raise ScriptFailed(text if text.startswith(code) else f"{code} {text}") from error
-    raise StoreUnavailable("redis", "unknown" if sent else "not_executed", text) from error
+        return ScriptFailed(text if text.startswith(code) else f"{code} {text}")
+    return StoreUnavailable("redis", "unknown" if sent else "not_executed", text)
 
 
 class _Call:
@@ -119,7 +123,8 @@ class RedisDoor:
     the reply together.
     """
 
-    def __init__(self, settings: Settings, name: str) -> None:
+    def __init__(self, settings: Settings, name: str, metrics: Metrics | None) -> None:
+        self._metrics = metrics
         self._timeout_s = settings.redis_timeout_ms / 1000
         self._connection = _connection(settings, name)
         self._turn = asyncio.Lock()
@@ -129,9 +134,14 @@ class RedisDoor:
         """Grows by one with every connection made, so that a leader can see that it was reconnected."""
 
     @classmethod
-    def open(cls, settings: Settings, *, name: str) -> Self:
+    def open(cls, settings: Settings, *, name: str, metrics: Metrics | None = None) -> Self:
         """Make a door; nothing is connected before the first call. `name` appears in CLIENT LIST (no spaces)."""
-        return cls(settings, name)
+        return cls(settings, name, metrics)
+
+    @property
+    def retries(self) -> int:
+        """How often the driver itself would send a command again after a failure: 0, or a decision could count twice."""
+        return self._connection.retry.get_retries()
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Run a script by its sha and return its reply, bulk strings as bytes. Sends its source where Redis forgot it."""
@@ -142,8 +152,15 @@ class RedisDoor:
             except NoScriptError:
                 if script != Script.of(script.name, script.source):
                     raise ScriptFailed(f"script {script.name}: its sha is not that of its source") from None
-                # Not LOAD and then EVALSHA: Redis may forget it again in between. EVAL runs it and keeps it, in one step.
-                return await self._exchange(pack(("EVAL", script.source, len(keys)), keys, args), call)
+                return await self._load_and_run(script, packed, call)
+
+    async def _load_and_run(self, script: Script, packed: bytes, call: _Call) -> Any:
+        """Load the script and run it with one write, so that hardly anybody can make Redis forget it in between."""
+        load = pack(("SCRIPT", "LOAD", script.source))
+        for _ in range(LOAD_TRIES - 1):
+            with suppress(NoScriptError):
+                return await self._exchange(load + packed, call, replies=2)
+        return await self._exchange(load + packed, call, replies=2)
 
     async def command(self, *args: Argument) -> Any:
         """Run one plain command, its words one by one (`"CONFIG", "GET", "maxmemory"`), and return its reply."""
@@ -177,11 +194,17 @@ class RedisDoor:
                 yield call
         except TimeoutError:
             outcome = "unknown" if call.sent else "not_executed"
-            raise StoreUnavailable("redis", outcome, f"no reply within {timeout_s:g} s") from None
+            raise self._counted(StoreUnavailable("redis", outcome, f"no reply within {timeout_s:g} s")) from None
         except (RedisError, OSError) as error:
-            _raise_translated(error, sent=call.sent)
+            raise self._counted(_translated(error, sent=call.sent)) from error
 
-    async def _exchange(self, packed: bytes, call: _Call) -> Any:
+    def _counted(self, failure: StockgateError) -> StockgateError:
+        if self._metrics is not None:
+            self._metrics.count_failure("redis", failure)
+        return failure
+
+    async def _exchange(self, packed: bytes, call: _Call, replies: int = 1) -> Any:
+        """Send commands, read their replies and return the last; raises the first error among them once all are read."""
         connection = self._connection
         # Data or an end of stream between two calls belongs to nobody who still waits: begin anew.
         if connection.is_connected and (self._reply_owed or await connection.can_read()):
@@ -193,14 +216,20 @@ class RedisDoor:
             await connection.connect()
             self._reply_owed = False
             self.generation += 1
+            if self._metrics is not None:
+                self._metrics.store_connections_total.labels("redis").inc()
         call.sent = self._reply_owed = True
         await connection.send_packed_command([packed], check_health=False)
-        try:
-            reply = cast("Any", await connection.read_response(disable_decoding=True))
-        except ResponseError:
-            self._reply_owed = False
-            raise
+        error: ResponseError | None = None
+        reply = None
+        for _ in range(replies):
+            try:
+                reply = cast("Any", await connection.read_response(disable_decoding=True))
+            except ResponseError as refused:
+                error = error or refused
         self._reply_owed = False
+        if error is not None:
+            raise error
         return reply
 
 
@@ -263,7 +292,7 @@ async def open_subscription(
         except TimeoutError:
             raise StoreUnavailable("redis", "not_executed", f"not subscribed within {timeout_s:g} s") from None
         except (RedisError, OSError) as error:
-            _raise_translated(error, sent=False)
+            raise _translated(error, sent=False) from error
         yield Subscription(connection, timeout_s)
     finally:
         await connection.disconnect(nowait=True)

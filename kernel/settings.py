@@ -57,12 +57,19 @@ class Settings(BaseSettings):
     shutdown_grace_s: int = Field(default=15, ge=1, le=300)
     reconcile_interval_s: float = Field(default=5.0, ge=0.05)
     in_flight_alarm_s: float = Field(default=10.0, ge=0.1)
+    settings_check_s: float = Field(default=60.0, ge=0.05, le=3_600)
+    """How often a process looks whether the servers are set up safely; sooner after a new connection, or while not."""
+    audit_interval_s: float = Field(default=3_600.0, ge=0)
+    """How often the reconciler checks the invariants over all tables; 0 = only when somebody asks."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = True
     metrics_host: str = "127.0.0.1"
     metrics_port: int = Field(default=0, ge=0, le=65_535)
-    """Port of `/metrics` and `/health/*` for processes without an HTTP API of their own; 0 = none."""
+    """Port of `/metrics` and `/health/*` of this process alone; 0 = none.
+
+    A gateway that shares its socket with others needs one, or a scrape reaches any of them.
+    """
     failpoints: str = ""
     """Tests only: `name=kill|stop[@nth]`, comma-separated, see `kernel.failpoints`."""
 

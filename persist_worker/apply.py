@@ -56,6 +56,11 @@ class Applier:
         """Whether something was missing at the last attempt: then it is worth asking again without a new message."""
         return self._memory.since_ms > 0
 
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for one before them."""
+        return len(self._held)
+
     def forget_deliveries(self) -> None:
         """The consumer has ended: what was held will be delivered again."""
         self._held.clear()

@@ -7,10 +7,12 @@ says why; the process stays and tries again when the row has changed.
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import sql
+from inventory.doctor_mysql import watched_mysql
+from inventory.doctor_rabbitmq import watched_rabbitmq
 from inventory.sequence import ALARMS, LockedShard
 from inventory.shard_state import read_shard
 from kernel import amqp_topology, health, limits, logs
@@ -23,6 +25,7 @@ from kernel.metrics import Metrics
 from kernel.mysql_door import Database
 from kernel.process import collect_seldom, run_until_signal
 from kernel.settings import Settings
+from kernel.settings_watch import SettingsWatch
 from persist_worker.apply import Applied, Applier, GaveUp, stopped_state
 from persist_worker.gather import Gather
 
@@ -32,6 +35,8 @@ COUNT_EVERY_S: Final = 5.0
 STOPPED_POLL_S: Final = 1.0
 STOPPED_RETRY_S: Final = 30.0
 """A stopped shard is tried again after this long even if nothing has changed in its row."""
+UNSAFE_POLL_S: Final = 0.05
+"""How often it looks whether MySQL has become safe to write to."""
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 GARBAGE_LOOK: Final = 200_000
@@ -39,10 +44,21 @@ GARBAGE_LOOK: Final = 200_000
 
 
 class ShardWorker:
-    """The worker of one shard. `missing` tells readiness what it lacks at the moment."""
+    """The worker of one shard. `missing` tells readiness what it lacks at the moment.
+
+    While MySQL is not `safe` to write to, messages stay in the queue, which is on disk: a commit that MySQL may forget must
+    not be what lets the broker forget.
+    """
 
     def __init__(
-        self, settings: Settings, shard: int, database: Database, metrics: Metrics, clock: Clock, log: Logger
+        self,
+        settings: Settings,
+        shard: int,
+        database: Database,
+        metrics: Metrics,
+        clock: Clock,
+        log: Logger,
+        safe: Callable[[], bool] = lambda: True,
     ) -> None:
         self._settings = settings
         self._shard = shard
@@ -50,6 +66,9 @@ class ShardWorker:
         self._metrics = metrics
         self._clock = clock
         self._log = log
+        self._safe = safe
+        self.connections = 0
+        """How many it has made to the broker."""
         self._applier = Applier(database, shard, clock, log)
         self._broker_trouble = "not connected yet"
         self._alarm = ""
@@ -68,6 +87,9 @@ class ShardWorker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set. Failures of the stores never end it."""
         while not stop.is_set():
+            if not self._safe():
+                await _wait(stop, UNSAFE_POLL_S)
+                continue
             try:
                 halted = await self._run_connection(stop)
             except StoreUnavailable as failure:
@@ -82,10 +104,17 @@ class ShardWorker:
                     await self._wait_for_change(halted, stop)
 
     async def _run_connection(self, stop: asyncio.Event) -> LockedShard | None:
-        """Consume until told to stop (None), or until the shard stops (its row). Raises when the connection ends."""
+        """Consume until told to stop or no longer safe (None), or until the shard stops (its row).
+
+        Raises when the connection ends.
+        """
         consumer = await Consumer.connect(
-            self._settings, name=f"persist-worker-{self._shard}", prefetch=limits.WORKER_PREFETCH_MESSAGES
+            self._settings,
+            name=f"persist-worker-{self._shard}",
+            prefetch=limits.WORKER_PREFETCH_MESSAGES,
+            metrics=self._metrics,
         )
+        self.connections += 1
         try:
             await consumer.declare_log_queue(self._shard)
             await consumer.start(amqp_topology.log_queue(self._shard))
@@ -98,12 +127,14 @@ class ShardWorker:
 
     async def _consume(self, consumer: Consumer, stop: asyncio.Event) -> LockedShard | None:
         gather = Gather(consumer, self._shard)
-        while not stop.is_set():
+        while not stop.is_set() and self._safe():
             batch = await gather.batch(IDLE_S)
             await self._count()
             if not batch and not self._applier.waits_for_gap:
                 continue
+            began = self._clock.monotonic()
             applied = await self._applier.apply(batch, stop)
+            self._metrics.worker_batch_seconds.observe(self._clock.monotonic() - began)
             self._backoff_s = BACKOFF_FIRST_S
             self._report(applied, sum(received.incoming.events for received in batch))
             await _acknowledge(consumer, applied)
@@ -133,8 +164,10 @@ class ShardWorker:
         metrics.stale_entries_total.labels(shard).inc(len(plan.stale))
         metrics.applied_m.labels(shard).set(plan.shard.applied_m)
         metrics.epoch.labels(shard).set(plan.shard.epoch)
-        lag_ms = self._clock.now_ms() - plan.shard.applied_event_ms if plan.shard.applied_event_ms else 0
-        metrics.persist_lag_seconds.labels(shard).set(max(0, lag_ms) / 1000)
+        metrics.worker_waiting_messages.labels(shard).set(self._applier.waiting)
+        if events and plan.shard.applied_event_ms:
+            delay_ms = self._clock.now_ms() - plan.shard.applied_event_ms
+            metrics.worker_delay_seconds.observe(max(0, delay_ms) / 1000)
         self._set_alarm(plan.shard)
         for key, reason in plan.newly_held:
             self._log.error("key_held", shard=self._shard, inventory_key=key, why=reason)
@@ -189,20 +222,32 @@ async def work(settings: Settings, stop: asyncio.Event, *, clock: Clock = SYSTEM
     """Run the workers of all shards until `stop` is set; returns the exit code."""
     log = logs.get_logger()
     metrics = Metrics()
-    database = await Database.open(settings, name="persist-worker", pool_max=2 * settings.shards)
-    workers = [ShardWorker(settings, shard, database, metrics, clock, log) for shard in range(settings.shards)]
+    metrics.describe("persist-worker")
+    database = await Database.open(settings, name="persist-worker", pool_max=2 * settings.shards, metrics=metrics)
+
+    def connections() -> int:
+        return sum(worker.connections for worker in workers)
+
+    checks = (watched_mysql(database), watched_rabbitmq(settings, "persist-worker", connections))
+    watch = SettingsWatch(settings, checks, log=log, metrics=metrics)
+    workers = [
+        ShardWorker(settings, shard, database, metrics, clock, log, lambda: watch.safe("mysql"))
+        for shard in range(settings.shards)
+    ]
 
     def missing() -> Mapping[str, str]:
-        return {name: reason for worker in workers for name, reason in worker.missing().items()}
+        own = {name: reason for worker in workers for name, reason in worker.missing().items()}
+        return own | watch.missing()
 
     log.info("started", shards=settings.shards)
     try:
         async with asyncio.TaskGroup() as group:
-            server = group.create_task(health.serve(settings, missing, metrics))
+            beside = [group.create_task(part) for part in (health.serve(settings, missing, metrics), watch.run())]
             async with asyncio.TaskGroup() as running:
                 for worker in workers:
                     running.create_task(worker.run(stop))
-            server.cancel()
+            for task in beside:
+                task.cancel()
     finally:
         await database.close()
     log.info("stopped")

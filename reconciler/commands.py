@@ -8,10 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from inventory import held
+import msgspec
+
+from inventory import held, operator_actions
 from inventory.audit import audit as audit_shard
 from inventory.compare import Findings, KeyClass
 from inventory.observe import HeadMissing, read_keys
+from inventory.operator_actions import Action, BadCursor, BadReason, Came
 from inventory.shard_state import read_shard
 from kernel.clock import SYSTEM_CLOCK
 from kernel.errors import StockgateError
@@ -23,12 +26,15 @@ from reconciler.passes import Reconciler, ask_for_rebuild
 
 KINDS: Final = ("correct", "rebuild_shard", "replay_held", "reject_held")
 REBUILD_LIMIT_S: Final = 60.0
+ACTOR_CHARS_MAX: Final = 64
 
 Result = dict[str, Any]
 
 
-def reconcile(settings: Settings, *, keys: Sequence[str], dry_run: bool) -> Result:
-    """Compare some keys, or all opened ones, and repair what is proven to be wrong."""
+def reconcile(settings: Settings, *, keys: Sequence[str], dry_run: bool, reason: str = "") -> Result:
+    """Compare some keys, or all opened ones, and repair what is proven to be wrong. A dry run needs no reason."""
+    target = keys[0] if len(keys) == 1 else f"{len(keys)} keys" if keys else "all shards"
+    action = Action(actor(), "reconcile", target, reason, dry_run)
 
     async def work(database: Database, redis: RedisDoor) -> Result:
         shards: list[Result] = []
@@ -42,7 +48,7 @@ def reconcile(settings: Settings, *, keys: Sequence[str], dry_run: bool) -> Resu
             "shards": shards,
         }
 
-    return _with_stores(settings, work)
+    return _recorded(settings, action, work)
 
 
 def repair(settings: Settings, *, kind: str, target: str, reason: str, dry_run: bool) -> Result:
@@ -51,6 +57,9 @@ def repair(settings: Settings, *, kind: str, target: str, reason: str, dry_run: 
         return {"ok": False, "error": f"unknown kind {kind!r}: use one of {', '.join(KINDS)}"}
     if not reason.strip():
         return {"ok": False, "error": "a repair needs a reason"}
+    if not target.isascii():
+        return {"ok": False, "error": f"{target!r} is no target: keys and shards are ASCII"}
+    action = Action(actor(), kind, target, reason, dry_run)
 
     async def work(database: Database, redis: RedisDoor) -> Result:
         if kind == "rebuild_shard":
@@ -58,10 +67,13 @@ def repair(settings: Settings, *, kind: str, target: str, reason: str, dry_run: 
         if kind == "correct":
             return await _correct(settings, database, redis, target, dry_run=dry_run)
         act = held.replay_held if kind == "replay_held" else held.reject_held
-        report = await act(database, target, reason, actor(), dry_run=dry_run)
-        return {"ok": not report.stopped_by, "kind": kind, **asdict(report)}
+        try:
+            report = await act(database, target, reason, actor(), dry_run=dry_run)
+        except held.NotHeld as refusal:
+            return {"ok": False, "error": str(refusal)}
+        return {"ok": not report.stopped_by, "kind": kind, **_plain(report)}
 
-    return _with_stores(settings, work)
+    return _recorded(settings, action, work)
 
 
 def audit(settings: Settings) -> Result:
@@ -77,12 +89,23 @@ def audit(settings: Settings) -> Result:
     return _with_stores(settings, work)
 
 
+def actions(settings: Settings, *, limit: int, before: str) -> Result:
+    """What operators did, the newest first: `next_before` is where the next page begins."""
+
+    async def work(database: Database, _redis: RedisDoor) -> Result:
+        page = await operator_actions.read_page(database, limit, before)
+        return {"ok": True, **msgspec.to_builtins(page)}
+
+    return _with_stores(settings, work)
+
+
 def actor() -> str:
     """Who is at the command line, for the trace of a repair."""
     try:
-        return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
+        name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        return f"cli:{os.getuid()}"
+        name = str(os.getuid())
+    return f"cli:{name}".encode("ascii", "backslashreplace").decode()[:ACTOR_CHARS_MAX]
 
 
 async def _correct(settings: Settings, database: Database, redis: RedisDoor, key: str, *, dry_run: bool) -> Result:
@@ -152,13 +175,48 @@ def _shown(findings: Findings | None) -> Result:
     }
 
 
+def _recorded(settings: Settings, action: Action, work: Callable[[Database, RedisDoor], Awaitable[Result]]) -> Result:
+    """Do what an operator asked for, with its row in the audit table: without the row nothing is done."""
+
+    async def recorded(database: Database, redis: RedisDoor) -> Result:
+        return await operator_actions.carry_out(database, action, lambda: work(database, redis), _came_of, SYSTEM_CLOCK)
+
+    return _with_stores(settings, recorded)
+
+
+def _came_of(result: Result) -> Came:
+    """What a result is to the audit table. `reconcile` tells of findings, which are no failure of the comparison."""
+    shards: list[Result] | None = result.get("shards")
+    if shards is not None:
+        counts = [{name: value for name, value in shard.items() if name != "found"} for shard in shards]
+        is_open = all(shard["open"] for shard in shards)
+        detail = "" if is_open else "a shard had no open epoch to compare"
+        return Came("DONE" if is_open else "STOPPED", "", _text(counts), detail)
+    detail = str(result.get("error") or result.get("stopped_by") or "")
+    rest = {name: value for name, value in result.items() if name not in _TOLD_ELSEWHERE}
+    after = {"after": result.get("after"), **rest}
+    return Came("DONE" if result["ok"] else "STOPPED", _text(result.get("before")), _text(after), detail)
+
+
+_TOLD_ELSEWHERE: Final = frozenset({"ok", "kind", "error", "stopped_by", "before", "after", "inventory_key", "dry_run"})
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else msgspec.json.encode(value).decode()
+
+
+def _plain(report: held.HeldRepair) -> Result:
+    """A repair's fields, the images by name too."""
+    return {**asdict(report), "before": report.before._asdict(), "after": report.after._asdict()}
+
+
 def _with_stores(settings: Settings, work: Callable[[Database, RedisDoor], Awaitable[Result]]) -> Result:
     async def run() -> Result:
         database = await Database.open(settings, name="stockgate")
         redis = RedisDoor.open(settings, name="stockgate")
         try:
             return await work(database, redis)
-        except StockgateError as failure:
+        except (StockgateError, BadReason, BadCursor) as failure:
             return {"ok": False, "error": str(failure)}
         finally:
             await redis.close()

@@ -120,7 +120,7 @@ class Reconciler:
             if len(findings.found) < FINDINGS_MAX:
                 findings.found.append(second)
             if not dry_run:
-                findings.repaired += await self._repair(keys, second, requested_by)
+                findings.repairs[second.key_class] += await self._repair(keys, second, requested_by)
 
     async def _repair(self, keys: EpochKeys, reading: Reading, requested_by: str) -> int:
         """Repair one proven key and leave its trace; 1 if this call changed something."""

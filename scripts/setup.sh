@@ -55,6 +55,8 @@ missing_packages() {
   has mariadb || echo mariadb-client
   has /usr/lib/rabbitmq/bin/rabbitmq-server || echo rabbitmq-server
   has luacheck || echo lua-check
+  # promtool comes with it: it checks the alert rules, and a test draws the dashboards from a real Prometheus.
+  { has prometheus && has promtool; } || echo prometheus
   if [ "$want_bench" = yes ]; then has wrk || echo wrk; fi
   if ! find_python >/dev/null; then
     if [ -e /etc/debian_version ] && command -v python3.11 >/dev/null 2>&1; then echo python3.11-venv; else echo python3-venv; fi

@@ -146,13 +146,14 @@ def leader() -> int:
 @app.command()
 def reconcile(
     key: Annotated[list[str] | None, typer.Option(help="Only this inventory key; may be repeated.")] = None,
+    reason: Annotated[str, typer.Option(help="Why; kept in the audit table. A dry run needs none.")] = "",
     dry_run: DryRun = False,
     run_dir: RunDir = RUN_DIR,
     as_json: AsJson = False,
 ) -> int:
     """Compare Redis with MySQL once and correct what has drifted."""
-    result = load("reconciler.commands", "reconcile")(read_settings(run_dir), keys=key or [], dry_run=dry_run)
-    return show(result, as_json=as_json)
+    run = load("reconciler.commands", "reconcile")
+    return show(run(read_settings(run_dir), keys=key or [], dry_run=dry_run, reason=reason), as_json=as_json)
 
 
 @app.command()
@@ -167,6 +168,18 @@ def repair(
     """Carry out one repair."""
     run = load("reconciler.commands", "repair")
     return show(run(read_settings(run_dir), kind=kind, target=target, reason=reason, dry_run=dry_run), as_json=as_json)
+
+
+@app.command()
+def actions(
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 50,
+    before: Annotated[str, typer.Option(help="The cursor that the page before printed.")] = "",
+    run_dir: RunDir = RUN_DIR,
+    as_json: AsJson = False,
+) -> int:
+    """List what operators did, why, and what came of it: the audit table and the changes of stock in the ledger."""
+    run = load("stockgate.actions_command", "run")
+    return run(read_settings(run_dir), limit=limit, before=before, as_json=as_json)
 
 
 @app.command()

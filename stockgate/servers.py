@@ -3,20 +3,29 @@
 Every server has its own data, its own password and its own loopback ports, remembered in the run directory: servers of
 the machine and of other checkouts are neither used nor disturbed. `start()` after `stop()` or `kill()` continues with
 the data on the same ports. The objects are not bound to an event loop.
+
+Each server has an owner, who may do all with our data (`url`: migrations, tests), and accounts for our processes, which
+may do what `stockgate.accounts` says (`role_url`).
 """
 
 import asyncio
+import base64
+import hashlib
+import json
 import os
+import secrets
 import shutil
 import signal
 import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+from stockgate.accounts import REDIS_RULE, REDIS_USER, ROLES, RoleName, with_login
 from stockgate.passwords import Passwords
 from stockgate.ports import LOOPBACK, Ports
 from stockgate.processes import Child, Identity, StackError, end, log_tail, write_private
@@ -43,7 +52,9 @@ class Server(ABC):
 
     name: str
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, config: Mapping[str, str] | None = None) -> None:
+        self.config = dict(config or {})
+        """Settings in the server's own words, over those that are made here."""
         self.run_dir = run_dir.absolute()
         self.directory = self.run_dir / self.name
         self.log_path = self.run_dir / "log" / f"{self.name}.log"
@@ -70,7 +81,11 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Address with user and password, as the settings want it."""
+        """Address with the owner's user and password, as the settings want it."""
+
+    @abstractmethod
+    def role_url(self, role: RoleName) -> str | None:
+        """The same for the account of one kind of process; None for one that does not speak to this server."""
 
     def alive(self) -> bool:
         return self._child.alive()
@@ -164,9 +179,13 @@ class Server(ABC):
 
 
 class RedisServer(Server):
-    """Append-only file on, no eviction; what tests vary is an argument, anything else goes in `config`."""
+    """Append-only file on, no eviction; what tests vary is an argument, anything else goes in `config`.
+
+    The default user is off. Passwords are kept as hashes in the access list, because CONFIG GET would show others.
+    """
 
     name = "redis"
+    owner = "admin"
 
     def __init__(
         self,
@@ -176,14 +195,18 @@ class RedisServer(Server):
         appendfsync: Literal["always", "everysec", "no"] = "everysec",
         config: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(run_dir)
+        super().__init__(run_dir, config=config)
         self.appendonly = appendonly
         self.appendfsync = appendfsync
-        self.config = dict(config or {})
 
     @property
     def url(self) -> str:
-        return f"redis://:{self.passwords.get(self.name)}@{LOOPBACK}:{self.port}/0"
+        return f"redis://{self.owner}:{self.passwords.get(self.name)}@{LOOPBACK}:{self.port}/0"
+
+    def role_url(self, role: RoleName) -> str | None:
+        if not ROLES[role].redis:
+            return None
+        return with_login(self.url, REDIS_USER, self.passwords.get(f"{self.name}-{REDIS_USER}"))
 
     @property
     def data_dir(self) -> Path:
@@ -198,8 +221,6 @@ class RedisServer(Server):
         settings = {
             "bind": LOOPBACK,
             "port": str(self.port),
-            "requirepass": self.passwords.get(self.name),
-            "masterauth": self.passwords.get(self.name),
             "dir": f'"{self.data_dir}"',
             "daemonize": "no",
             "save": '""',
@@ -212,7 +233,16 @@ class RedisServer(Server):
             "always-show-logo": "no",
             **self.config,
         }
-        write_private(self.directory / "redis.conf", "".join(f"{name} {value}\n" for name, value in settings.items()))
+        users = [
+            "default off",
+            f"{self.owner} on {self._password_hash(self.name)} ~* &* +@all",
+            f"{REDIS_USER} on {self._password_hash(f'{self.name}-{REDIS_USER}')} {' '.join(REDIS_RULE)}",
+        ]
+        lines = [*(f"{name} {value}" for name, value in settings.items()), *(f"user {user}" for user in users)]
+        write_private(self.directory / "redis.conf", "".join(f"{line}\n" for line in lines))
+
+    def _password_hash(self, name: str) -> str:
+        return "#" + hashlib.sha256(self.passwords.get(name).encode()).hexdigest()
 
     def _command(self) -> list[str]:
         return [find_program("redis-server"), str(self.directory / "redis.conf")]
@@ -220,7 +250,7 @@ class RedisServer(Server):
     async def _answers(self) -> bool:
         reader, writer = await asyncio.open_connection(LOOPBACK, self.port)
         try:
-            writer.write(f"AUTH {self.passwords.get(self.name)}\r\nPING\r\n".encode())
+            writer.write(f"AUTH {self.owner} {self.passwords.get(self.name)}\r\nPING\r\n".encode())
             # While it loads its data it answers -LOADING to both.
             return await reader.readline() == b"+OK\r\n" and await reader.readline() == b"+PONG\r\n"
         finally:
@@ -228,9 +258,10 @@ class RedisServer(Server):
 
 
 class MariaDBServer(Server):
-    """Durable commits, READ COMMITTED, strict, UTC. `url` is the application's account, `admin_url` may do all.
+    """Durable commits, READ COMMITTED, strict, UTC. `url` is the owner's account, `admin_url` may do all.
 
-    The application owns every database whose name begins with its own, so that tests can make theirs.
+    The owner has every database whose name begins with its own, so that tests can make theirs, and migrates. The
+    accounts of processes have nothing until `sql.grants` gives it to them in a database.
     """
 
     name = "mariadb"
@@ -239,6 +270,9 @@ class MariaDBServer(Server):
     @property
     def url(self) -> str:
         return f"mysql://stockgate:{self.passwords.get('mariadb')}@{LOOPBACK}:{self.port}/{self.database}"
+
+    def role_url(self, role: RoleName) -> str | None:
+        return with_login(self.url, ROLES[role].account, self.passwords.get(f"{self.name}-{role}"))
 
     @property
     def admin_url(self) -> str:
@@ -285,6 +319,7 @@ class MariaDBServer(Server):
             "max-allowed-packet": "64M",
             "max-connections": "200",
             "performance-schema": "OFF",
+            **self.config,
         }
         text = "[mariadbd]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items())
         write_private(self.directory / "my.cnf", text)
@@ -296,20 +331,25 @@ class MariaDBServer(Server):
         # Runs at every start, before anybody can connect; one statement to a line.
         accounts = [
             f"CREATE DATABASE IF NOT EXISTS {self.database}",
-            *self._account("stockgate", "mariadb", f"`{self.database}%`.*", ""),
-            *self._account("admin", "mariadb-admin", "*.*", " WITH GRANT OPTION"),
+            *self._account(f"'stockgate'@'{LOOPBACK}'", "mariadb"),
+            f"GRANT ALL PRIVILEGES ON `{self.database}%`.* TO 'stockgate'@'{LOOPBACK}' WITH GRANT OPTION",
+            *self._account(f"'admin'@'{LOOPBACK}'", "mariadb-admin"),
+            f"GRANT ALL PRIVILEGES ON *.* TO 'admin'@'{LOOPBACK}' WITH GRANT OPTION",
+            *(
+                line
+                for role in ROLES.values()
+                for line in self._account(f"'{role.account}'@'%'", f"mariadb-{role.name}")
+            ),
             # The installation makes passwordless ones, one of them for the machine's name.
             "DELETE FROM mysql.global_priv WHERE User = 'root'",
             "FLUSH PRIVILEGES",
         ]
         write_private(self.directory / "accounts.sql", "".join(f"{statement};\n" for statement in accounts))
 
-    def _account(self, user: str, password: str, on: str, option: str) -> list[str]:
-        account = f"'{user}'@'{LOOPBACK}'"
+    def _account(self, account: str, password: str) -> list[str]:
         return [
             f"CREATE USER IF NOT EXISTS {account}",
             f"ALTER USER {account} IDENTIFIED BY '{self.passwords.get(password)}'",
-            f"GRANT ALL PRIVILEGES ON {on} TO {account}{option}",
         ]
 
     async def _install(self) -> None:
@@ -371,7 +411,7 @@ class MariaDBServer(Server):
 
 
 class RabbitServer(Server):
-    """A node of its own with its own port mapper (epmd), cookie, user and virtual host.
+    """A node of its own with its own port mapper (epmd), cookie, users and virtual host.
 
     Erlang would start a port mapper that outlives it and is shared by the whole machine; ours is a child of ours.
     """
@@ -380,8 +420,8 @@ class RabbitServer(Server):
     user = "stockgate"
     vhost = "stockgate"
 
-    def __init__(self, run_dir: Path) -> None:
-        super().__init__(run_dir)
+    def __init__(self, run_dir: Path, *, config: Mapping[str, str] | None = None) -> None:
+        super().__init__(run_dir, config=config)
         self._port_mapper = Child("epmd", self.run_dir / "log" / "epmd.log")
         self._port_mapper_port: int | None = None
         self._distribution_port: int | None = None
@@ -389,6 +429,17 @@ class RabbitServer(Server):
     @property
     def url(self) -> str:
         return f"amqp://{self.user}:{self.passwords.get(self.name)}@{LOOPBACK}:{self.port}/{self.vhost}"
+
+    def role_url(self, role: RoleName) -> str | None:
+        if ROLES[role].queue is None:
+            return None
+        return with_login(self.url, ROLES[role].account, self.passwords.get(f"{self.name}-{role}"))
+
+    async def add_vhost(self, name: str) -> None:
+        """Make a virtual host in which every account has the rights that it has in the first one."""
+        path = self.directory / f"vhost-{name}.json"
+        write_private(path, self._definitions(name))
+        await self.ctl("import_definitions", str(path))
 
     async def stop(self, patience_s: float = 30.0) -> None:
         await super().stop(patience_s)
@@ -436,15 +487,42 @@ class RabbitServer(Server):
             "log.console": "true",
             "log.console.level": "info",
             "log.file": "false",
+            # Read at every start: rights that the code no longer needs are gone with it.
+            "load_definitions": str(self.directory / "definitions.json"),
+            **self.config,
         }
         text = "".join(f"{name} = {value}\n" for name, value in settings.items())
         write_private(self.directory / "rabbitmq.conf", text)
+        write_private(self.directory / "definitions.json", self._definitions(self.vhost))
         write_private(self.directory / "enabled_plugins", "[].\n")
         write_private(self.directory / "rabbitmq-env.conf", "")
         if not self._port_mapper.alive():
             self._port_mapper_port = self._port_mapper_port or self.ports.get("epmd")
             command = [find_program("epmd"), "-address", LOOPBACK, "-port", str(self._port_mapper_port)]
             self._port_mapper.spawn(command, env=self._env(), cwd=self.directory)
+
+    def _definitions(self, vhost: str) -> str:
+        """Users and their rights in a virtual host, in the broker's own form."""
+        rights = {role.account: role.queue for role in ROLES.values() if role.queue}
+        logins = {self.user: self.name, **{ROLES[role].account: f"{self.name}-{role}" for role in ROLES}}
+        users = [
+            {
+                "name": name,
+                "password_hash": self._password_hash(self.passwords.get(logins[name])),
+                "hashing_algorithm": "rabbit_password_hashing_sha256",
+                "tags": "administrator" if name == self.user else "",
+            }
+            for name in (self.user, *rights)
+        ]
+        all_rights = {self.user: {"configure": ".*", "write": ".*", "read": ".*"}}
+        all_rights |= {name: asdict(right) for name, right in rights.items()}
+        permissions = [{"user": name, "vhost": vhost, **right} for name, right in all_rights.items()]
+        return json.dumps({"users": users, "vhosts": [{"name": vhost}], "permissions": permissions}, indent=2)
+
+    @staticmethod
+    def _password_hash(password: str) -> str:
+        salt = secrets.token_bytes(4)
+        return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
 
     def _env(self) -> Mapping[str, str]:
         if self._distribution_port is None:
@@ -534,8 +612,14 @@ class Servers:
         return iter((self.redis, self.mariadb, self.rabbitmq))
 
     def addresses(self) -> dict[str, str]:
-        """The URLs with user and password, by the names of `stack.json`."""
+        """The owner's URLs with user and password, by the names of `stack.json`."""
         return {"redis": self.redis.url, "mysql": self.mariadb.url, "amqp": self.rabbitmq.url}
+
+    def role_addresses(self, role: RoleName) -> dict[str, str]:
+        """The same for the account of one kind of process; without the servers that it does not speak to."""
+        servers: dict[str, Server] = {"redis": self.redis, "mysql": self.mariadb, "amqp": self.rabbitmq}
+        urls = {name: server.role_url(role) for name, server in servers.items()}
+        return {name: url for name, url in urls.items() if url is not None}
 
     async def start(self) -> None:
         """Start all at once; if one fails the others are stopped again and its error is raised."""

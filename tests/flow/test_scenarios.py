@@ -530,7 +530,8 @@ class Comparison:
     async def drift(self) -> tuple[float, float]:
         """Found and repaired, by the metrics of this process."""
         metrics = await self.metrics()
-        return metrics["stockgate_drift_found_total"], metrics["stockgate_drift_repaired_total"]
+        found, repaired = (f'stockgate_drift_{what}_total{{class="drifted"}}' for what in ("found", "repaired"))
+        return metrics.get(found, 0), metrics.get(repaired, 0)
 
     async def last(self) -> dict[str, Any]:
         """The row that the periodic pass keeps up to date."""
@@ -553,7 +554,7 @@ class Comparison:
 
     async def asked(self, *keys: str, dry_run: bool = False) -> dict[str, Any]:
         """A comparison on request, through the API, to its end."""
-        body = {"keys": list(keys), "dry_run": dry_run}
+        body = {"keys": list(keys), "dry_run": dry_run, "reason": "a test asks"}
         reply = await self.world.post("/ops/reconcile", body, scope="ops")
         assert reply.status_code == 202, reply.text
         found: dict[str, Any] = {}

@@ -164,7 +164,7 @@ async def test_redis_is_demoted_and_promoted_with_older_data(world: World, tmp_p
                 await main.execute_command("REPLICAOF", "NO", "ONE")
                 assert connections
                 assert await deciding_connections(main) >= connections, "the same connections, and another memory"
-            await main.config_set("masterauth", server.passwords.get(server.name))
+            await main.config_set("masterauth", "")
     finally:
         await copy.stop()
     assert await epoch_of(world) > epoch
@@ -175,6 +175,7 @@ async def follow(world: World, client: "redis.asyncio.Redis", source: RedisServe
     assert source is not follower
     async with redis.asyncio.Redis.from_url(source.url) as ahead:
         await ahead.config_set("repl-diskless-sync-delay", 0)
+    await client.config_set("masteruser", source.owner)
     await client.config_set("masterauth", source.passwords.get(source.name))
     await client.execute_command("REPLICAOF", "127.0.0.1", source.port)
 

@@ -71,7 +71,13 @@ async def test_metrics_ask_for_their_scope(missing: dict[str, str], port: int) -
     status, headers, body = await get(port, "/metrics", key="metrics")
     assert status == 200
     assert b"content-type: text/plain" in headers
-    assert b"stockgate_drift_found_total 0.0" in body
+    assert b"stockgate_ready 1.0" in body
+    missing["mysql"] = "away"
+    body = (await get(port, "/metrics", key="metrics"))[2]
+    assert b"stockgate_ready 0.0" in body
+    assert b'stockgate_missing{dependency="mysql"} 1.0' in body
+    missing.clear()
+    assert b"stockgate_missing{" not in (await get(port, "/metrics", key="metrics"))[2]
     assert [(await get(port, "/metrics", key=key))[0] for key in ("", "wrong", "orders")] == [401, 401, 403]
     assert missing == {}
 

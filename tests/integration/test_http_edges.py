@@ -402,6 +402,7 @@ async def test_replies_and_requests_agree_with_the_document(world: HttpWorld) ->
         ("GET", "/ops/audit", "/ops/audit", None),
         ("POST", "/ops/reconcile", "/ops/reconcile", {"dry_run": True}),
         ("GET", "/ops/reconcile/{id}", "/ops/reconcile/1", None),
+        ("GET", "/ops/actions", "/ops/actions?limit=2", None),
         ("GET", "/health/live", "/health/live", None),
         ("GET", "/health/ready", "/health/ready", None),
     ]

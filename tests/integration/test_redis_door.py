@@ -59,7 +59,7 @@ async def test_a_forgotten_script_is_loaded_and_run_once(door: RedisDoor) -> Non
 
 
 async def test_scripts_that_are_forgotten_at_any_moment_run_all_the_same(servers: Servers, door: RedisDoor) -> None:
-    """Redis may forget a script between any two commands, so running a forgotten one is a single command."""
+    """Redis may forget a script between any two commands, so a forgotten one is loaded and run with a single write."""
     other = RedisDoor.open(settings_for(servers.redis.url), name="forgetting")
     ran = asyncio.Event()
 

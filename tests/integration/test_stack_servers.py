@@ -1,6 +1,7 @@
 """The private servers, for real: killed and started again with their data, and two run directories side by side."""
 
 import asyncio
+import json
 import signal
 import stat
 from collections.abc import AsyncGenerator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stockgate.accounts import ROLES
 from stockgate.processes import Identity, StackError
 from stockgate.servers import MariaDBServer, RabbitServer, RedisServer, Server, ServerError, Servers
 
@@ -25,7 +27,7 @@ async def servers(tmp_path: Path) -> AsyncGenerator[Servers]:
 async def redis_says(server: RedisServer, *commands: str) -> list[str]:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     try:
-        writer.write(f"AUTH {server.passwords.get('redis')}\r\n".encode())
+        writer.write(f"AUTH {server.owner} {server.passwords.get('redis')}\r\n".encode())
         answers: list[str] = [(await reader.readline()).decode().strip()]
         for command in commands:
             writer.write(f"{command}\r\n".encode())
@@ -92,9 +94,14 @@ async def test_settings_that_the_promises_rest_on(servers: Servers) -> None:
     }
     assert {name: variables[name] for name in wanted} == wanted
     assert "STRICT_TRANS_TABLES" in variables["sql_mode"]
-    users = (await servers.mariadb.execute("SELECT User, Host FROM mysql.user ORDER BY User")).split()
-    assert users == ["admin", "127.0.0.1", "mariadb.sys", "localhost", "stockgate", "127.0.0.1"]
-    assert "guest" not in await servers.rabbitmq.ctl("list_users")
+    users = (await servers.mariadb.execute("SELECT User FROM mysql.user WHERE User <> 'mariadb.sys'")).split()
+    assert set(users) == {"admin", "stockgate", *(role.account for role in ROLES.values())}
+    passwordless = "SELECT User FROM mysql.user WHERE authentication_string = '' AND User <> 'mariadb.sys'"
+    assert await servers.mariadb.execute(passwordless) == ""
+    queue_users = {line.split()[0] for line in (await servers.rabbitmq.ctl("list_users")).splitlines()[1:]}
+    assert queue_users == {"stockgate", *(role.account for role in ROLES.values() if role.queue)}, "and no guest"
+    plugins = await servers.rabbitmq.ctl("eval", "rabbit_plugins:active().")
+    assert plugins.strip() == "[]", "no management page"
 
 
 async def test_secrets_are_private_and_not_in_command_lines(servers: Servers) -> None:
@@ -105,9 +112,11 @@ async def test_secrets_are_private_and_not_in_command_lines(servers: Servers) ->
         "mariadb/client.cnf",
         "mariadb/accounts.sql",
         "rabbitmq/rabbitmq.conf",
+        "rabbitmq/definitions.json",
     ):
         assert stat.S_IMODE((run_dir / name).stat().st_mode) == 0o600, name
-    secrets = {servers.redis.passwords.get(name) for name in ("redis", "mariadb", "mariadb-admin", "rabbitmq")}
+    secrets = set(json.loads((run_dir / "passwords.json").read_text()).values())
+    assert len(secrets) > 10
     for server in servers:
         command_line = Path(f"/proc/{server.pid}/cmdline").read_text()
         assert not any(secret in command_line for secret in secrets)

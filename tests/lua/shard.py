@@ -74,6 +74,13 @@ class Shard:
         reserve_max: int = 1 << 40,
         settle_max: int = 1 << 40,
     ) -> Reply:
+        packed = self.run(
+            script, *self.call_parts(operations, CallHeader(self.names.epoch, term, reserve_max, settle_max))
+        )
+        return msgspec.msgpack.decode(packed, type=Reply)
+
+    def call_parts(self, operations: Sequence[Operation], header: CallHeader) -> tuple[list[str], list[bytes]]:
+        """KEYS and ARGV of a deciding call."""
         names = self.names
         records = [
             names.request(o.tenant, o.ref) if o.kind in REQUEST_MOVES else names.order(o.tenant, o.ref)
@@ -81,9 +88,7 @@ class Shard:
         ]
         balances = [names.balance(key) for o in operations for key in Operation.keys(o)]
         keys = [names.head, names.log, names.opened, names.due, names.settled, *records, *balances]
-        header = CallHeader(names.epoch, term, reserve_max, settle_max)
-        packed = self.run(script, keys, [pack(header), pack(operations)])
-        return msgspec.msgpack.decode(packed, type=Reply)
+        return keys, [pack(header), pack(operations)]
 
     def decide(self, operation: Operation, **options: Any) -> Result:
         reply = self.call(operation, **options)

@@ -8,7 +8,8 @@ import pytest
 import sql
 from kernel.mysql_door import Database
 from kernel.settings import Settings
-from sql.migrate import Migration, MigrationError, migrate, read_migration, read_migrations, run, split_statements
+from sql.migrate import migrate, run
+from sql.migration_files import Migration, MigrationError, read_migration, read_migrations, split_statements
 from stockgate.servers import Servers
 
 

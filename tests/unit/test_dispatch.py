@@ -63,6 +63,7 @@ class Gateway:
             "method": method,
             "raw_path": path.encode(),
             "path": path,
+            "query_string": b"",
             "headers": [(b"authorization", b"Bearer key")],
             "state": self.state,
         }
@@ -226,6 +227,7 @@ async def test_a_body_in_pieces_is_one_body_and_a_caller_who_leaves_is_no_call(t
         "type": "http",
         "method": "POST",
         "raw_path": b"/v1/reservations",
+        "query_string": b"",
         "headers": [(b"authorization", b"Bearer key")],
         "state": gateway.state,
     }
