@@ -109,9 +109,12 @@ class Call:
         What the headers say of the body is looked at only where it is no JSON: whoever sends JSON under another name, as
         a command line does when nothing is said, is understood.
         """
-        body = await self.body() or empty
+        return self.decode(decoder, await self.body(), empty=empty)
+
+    def decode(self, decoder: msgspec.json.Decoder[Body], body: bytes, *, empty: bytes = b"") -> Body:
+        """A body that has been read, in the same way."""
         try:
-            return decode(decoder, body)
+            return decode(decoder, body or empty)
         except MalformedBody:
             check_media_type(self.headers)
             raise

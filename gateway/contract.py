@@ -7,6 +7,8 @@ from gateway import health, inventory, operations, operators, requests, reservat
 from gateway.call import OPEN, Call, Endpoint
 from gateway.openapi import serve_document
 from gateway.replies import InventoryReply, OrderReply, QuantitiesReply, Reply, ResultsReply
+from inventory.explain_key import KeyExplanation
+from inventory.explain_order import OrderExplanation
 from inventory.operator_actions import ActionPage
 from kernel import limits
 
@@ -211,6 +213,26 @@ _OPERATORS: Final = (
     ),
     Endpoint(
         "GET",
+        "/ops/inventory/{key}/explain",
+        OPS,
+        operators.explain_inventory,
+        "Why a key's number is what it is, and what to do about it.",
+        gives={200: KeyExplanation},
+        problems=("UNKNOWN_INVENTORY_KEY",),
+        query=requests.ExplainKeyQuery,
+    ),
+    Endpoint(
+        "GET",
+        "/ops/orders/{order_id}",
+        OPS,
+        operators.explain_order,
+        "Why an order stands as it does, and what to do about it.",
+        gives={200: OrderExplanation},
+        problems=("UNKNOWN_ORDER",),
+        query=requests.ExplainOrderQuery,
+    ),
+    Endpoint(
+        "GET",
         "/ops/reconcile/{id}",
         OPS,
         operators.read_reconcile,
@@ -239,11 +261,14 @@ async def docs(_call: Call) -> Reply:
     return Reply(200, files("gateway").joinpath("docs.html").read_bytes(), DOCS_HEADERS)
 
 
-def contract(version: str, more: tuple[Endpoint, ...] = ()) -> tuple[Endpoint, ...]:
+def contract(
+    version: str, more: tuple[Endpoint, ...] = (), ttl_seconds_max: int = limits.TTL_SECONDS_MAX
+) -> tuple[Endpoint, ...]:
     """All endpoints, `more` among them, with the document about them and the page to read it."""
     described = (*_RESERVATIONS, *_INVENTORY, *_OPERATORS, *_PROCESS, *more)
+    document = serve_document(described, version, ttl_seconds_max)
     return (
         *described,
-        Endpoint("GET", "/openapi.json", OPEN, serve_document(described, version), "This document.", gives={200: None}),
+        Endpoint("GET", "/openapi.json", OPEN, document, "This document.", gives={200: None}),
         Endpoint("GET", "/docs", OPEN, docs, "This document, to read.", gives={200: None}),
     )

@@ -9,9 +9,9 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from itertools import count
+from time import monotonic
 from typing import Any, Final
 
-from prometheus_client import Counter
 from structlog.typing import FilteringBoundLogger
 
 from gateway.body import Disconnected, Receive
@@ -22,10 +22,11 @@ from gateway.reservations import OneOperation
 from gateway.routes import Routes
 from inventory.batcher import Answer
 from inventory.operations import Operation
-from kernel import failpoints
+from kernel import failpoints, limits
 from kernel.errors import StockgateError, StoreUnavailable
 from kernel.problems import Problem
 from kernel.settings import Settings
+from kernel.tallies import Tally, Timing
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -60,13 +61,15 @@ class Dispatch:
     def __init__(
         self, endpoints: Sequence[Endpoint], inner: App, settings: Settings, log: FilteringBoundLogger
     ) -> None:
+        endpoints = tuple(endpoints)
         self._routes = Routes(endpoints)
+        self._open_paths = frozenset(endpoint.template.encode() for endpoint in endpoints if not endpoint.scopes)
         self._inner = inner
         self._log = log
         self._in_flight_max = settings.http_connections_max
         self._in_flight = 0
         self._request_ids = (b"%s-%x" % (prefix, n) for prefix in [secrets.token_hex(6).encode()] for n in count(1))
-        self._counters: dict[tuple[str, int], Counter] = {}
+        self._counters: dict[tuple[str, int], tuple[Tally, Timing]] = {}
         self._ordinary = {
             endpoint.template.encode(): (endpoint, endpoint.handle)
             for endpoint in endpoints
@@ -78,7 +81,7 @@ class Dispatch:
     ) -> "Express | None":
         """The call that a request's head begins, if it is an ordinary one: see `gateway.express`."""
         found = self._find_ordinary(url) if method == b"POST" and self._in_flight < self._in_flight_max else None
-        if found is None:
+        if found is None or len(headers) > limits.HEADERS_MAX:
             return None
         endpoint, handler, names = found
         authorization = request_id = traceparent = None
@@ -122,13 +125,37 @@ class Dispatch:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
+        if len(scope["headers"]) > limits.HEADERS_MAX:
+            problem = Problem("HEAD_TOO_LARGE", f"a request may have {limits.HEADERS_MAX} headers")
+            await self._refuse(problem, scope["state"], send)
+            return
         self._in_flight += 1
         try:
             await self._answer(scope, receive, send)
         finally:
             self._in_flight -= 1
 
+    async def crowded(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer a call on a connection that is one too many: what needs no key is served, and then it is closed."""
+
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        if scope["raw_path"] in self._open_paths:
+            await self(scope, receive, send_and_close)
+            return
+        problem = Problem("UNAVAILABLE", "too many connections", outcome="not_executed")
+        await self._refuse(problem, scope["state"], send_and_close)
+
+    async def _refuse(self, problem: Problem, state: State, send: Send) -> None:
+        """Refuse a call that nobody has looked at."""
+        request_id = next(self._request_ids)
+        await self._send(send, problem_reply(problem, request_id.decode()), request_id, "unknown", state, monotonic())
+
     async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        began = monotonic()
         state: State = scope["state"]
         authorization = request_id = traceparent = announced = None
         for name, value in scope["headers"]:
@@ -145,13 +172,14 @@ class Dispatch:
         try:
             found = self._routes.find(scope["method"], scope["raw_path"])
             if found is None:
-                await self._inner(scope, receive, self._named(send, request_id, state))
+                await self._inner(scope, receive, self._named(send, request_id, state, began))
                 return
             endpoint, names = found
             route = endpoint.template
             call = Call(state, receive, endpoint, names)
             call.request_id = request_id.decode()
             call.announced = announced
+            call.headers = scope["headers"]
             call.query = scope["query_string"]
             call.trace_id = _trace_id(traceparent)
             if endpoint.scopes:
@@ -166,19 +194,19 @@ class Dispatch:
         except asyncio.CancelledError:
             # The shutdown's patience is over. What was submitted may have been decided: say so, then go.
             reply = problem_reply(Problem("UNAVAILABLE", "shutting down", outcome="unknown"), request_id.decode())
-            await self._send(send, reply, request_id, route, state)
+            await self._send(send, reply, request_id, route, state, began)
             raise
         except Exception as error:  # noqa: BLE001 - the last place that can still answer the caller
             reply = self._failure(error, request_id.decode(), route)
         failpoints.hit("gateway.before_answer")
-        await self._send(send, reply, request_id, route, state)
+        await self._send(send, reply, request_id, route, state, began)
 
     def begin(self) -> None:
         """Count a call that `end` will answer."""
         self._in_flight += 1
 
-    def end(self, call: Call, request_id: bytes, operation: Operation, answer: Answer, send: SendReply) -> None:
-        """Answer a call of the express lane; never raises."""
+    def end(self, call: Call, began: float, request_id: bytes, operation: Operation, answer: Answer) -> Reply:
+        """The reply to a call of the express lane; never raises."""
         self._in_flight -= 1
         route = call.endpoint.template
         try:
@@ -186,8 +214,8 @@ class Dispatch:
         except Exception as error:  # noqa: BLE001 - the last place that can still answer the caller
             reply = self._failure(error, request_id.decode(), route)
         failpoints.hit("gateway.before_answer")
-        self._count(route, reply.status, call.state)
-        send(reply, request_id)
+        self._count(route, reply.status, call.state, began)
+        return reply
 
     def _failure(self, error: Exception, request_id: str, route: str) -> Reply:
         problem = problem_of(error)
@@ -205,26 +233,28 @@ class Dispatch:
             )
         return problem_reply(problem, request_id)
 
-    def _named(self, send: Send, request_id: bytes, state: State) -> Send:
+    def _named(self, send: Send, request_id: bytes, state: State, began: float) -> Send:
         """Name the request in what the application inside answers, and count it."""
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-                self._count("other", message["status"], state)
+                self._count("other", message["status"], state, began)
             await send(message)
 
         return send_named
 
-    def _count(self, route: str, status: int, state: State) -> None:
-        counter = self._counters.get((route, status))
-        if counter is None:
-            counter = state["metrics"].http_requests_total.labels(route=route, status=str(status))
-            self._counters[route, status] = counter
-        counter.inc()
+    def _count(self, route: str, status: int, state: State, began: float) -> None:
+        kept = self._counters.get((route, status))
+        if kept is None:
+            metrics = state["metrics"]
+            kept = metrics.http_requests_total.labels(route, str(status)), metrics.http_request_seconds.labels(route)
+            self._counters[route, status] = kept
+        kept[0].inc()
+        kept[1].observe(monotonic() - began)
 
-    async def _send(self, send: Send, reply: Reply, request_id: bytes, route: str, state: State) -> None:
-        self._count(route, reply.status, state)
+    async def _send(self, send: Send, reply: Reply, request_id: bytes, route: str, state: State, began: float) -> None:
+        self._count(route, reply.status, state, began)
         headers: list[Header] = [
             (b"content-length", b"%d" % len(reply.body)),
             (b"x-request-id", request_id),
@@ -235,11 +265,12 @@ class Dispatch:
 
 
 class Express:
-    """A call of one operation that came with all that it takes."""
+    """A call of one operation, from its head to its answer."""
 
-    __slots__ = ("_call", "_dispatch", "_operation", "_plan", "_request_id", "_send")
+    __slots__ = ("_began", "_call", "_dispatch", "_operation", "_plan", "_request_id", "_send")
 
     def __init__(self, dispatch: Dispatch, call: Call, handler: OneOperation, request_id: bytes) -> None:
+        self._began = monotonic()
         self._dispatch = dispatch
         self._call = call
         self._plan = handler.plan
@@ -260,7 +291,9 @@ class Express:
         return True
 
     def _answered(self, answer: Answer) -> None:
-        self._dispatch.end(self._call, self._request_id, self._operation, answer, self._send)
+        operation = self._operation
+        reply = self._dispatch.end(self._call, self._began, self._request_id, operation, answer)
+        self._send(reply, self._request_id)
 
 
 def problem_of(error: Exception) -> Problem | None:

@@ -1,17 +1,19 @@
-"""The express lane: one connection of uvicorn's that answers an ordinary call without task, scope or ASGI messages.
+"""The express lane: a connection that answers an ordinary call without a task, a scope or ASGI's messages.
 
 Ordinary is a call of one operation (`reservations.OneOperation`) that came in one piece, by HTTP/1.1, with a key that has
 neither limit nor prefix, and that can be planned. Everything else, and whatever is wrong with a call, goes the long way:
 uvicorn's, through `Dispatch`, which alone says no before an operation is submitted. So the lane has no rules of its own.
 
-Rests on attributes of `HttpToolsProtocol` that uvicorn does not promise: `pyproject.toml` names the versions it was tried
-with, and tests/integration/test_express.py goes through what the two must agree on.
+Rests on attributes of `HttpToolsProtocol` that uvicorn does not promise: the lock file names the version it was tried with,
+and tests/unit/test_express.py goes through what the two ways must agree on.
 """
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from gateway.call import State
+from gateway.connections import Connection
 from gateway.dispatch import Dispatch, Express
 from gateway.replies import Header, Reply
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _BUSY: Final = -1.0
-_HEAD_KEPT: Final = 256
+_HEADS_KEPT: Final = 256
 """Combinations of status and headers whose text is remembered."""
 
 
@@ -36,22 +38,24 @@ _NOBODY_WAITS: Final = _NobodyWaits()
 class _Answer:
     """Stands where uvicorn has a cycle, from a call's last byte to its reply."""
 
-    __slots__ = ("_connection", "body", "disconnected", "keep_alive", "message_event", "more_body", "response_complete")
+    __slots__ = ("_connection", "disconnected", "keep_alive", "response_complete", "scope")
 
-    def __init__(self, connection: "GatewayProtocol") -> None:
+    message_event = _NOBODY_WAITS
+    more_body = False
+    response_started = False
+
+    def __init__(self, connection: "ExpressConnection") -> None:
         self._connection = connection
+        self.scope = connection.scope
         self.disconnected = False
         self.keep_alive = True
         self.response_complete = False
-        self.message_event = _NOBODY_WAITS
-        self.body = b""
-        self.more_body = False
 
     def send(self, reply: Reply, request_id: bytes) -> None:
         """Send the whole reply in one piece, and let the connection go on."""
         self.response_complete = True
         if not (self.disconnected or self._connection.transport.is_closing()):
-            self._connection.answered(reply, request_id, keep_alive=self.keep_alive)
+            self._connection.send_reply(reply, request_id, keep_alive=self.keep_alive)
 
 
 _heads: Final[dict[tuple[int, tuple[Header, ...]], bytes]] = {}
@@ -61,13 +65,13 @@ def _head(status: int, headers: tuple[Header, ...]) -> bytes:
     head = _heads.get((status, headers))
     if head is None:
         head = STATUS_LINE[status] + b"".join(b"%b: %b\r\n" % header for header in headers)
-        if len(_heads) < _HEAD_KEPT:
+        if len(_heads) < _HEADS_KEPT:
             _heads[status, headers] = head
     return head
 
 
-class GatewayProtocol(HttpToolsProtocol):
-    """One connection. Its timer is set anew when it finds the connection busy, or idle for too short a time."""
+class ExpressConnection(Connection):
+    """One caller's connection. Its timer is set anew when it finds the connection busy, or idle for too short a time."""
 
     _idle_since = _BUSY
     """Loop time since which nobody has asked anything; _BUSY while a request is read or answered."""
@@ -88,18 +92,20 @@ class GatewayProtocol(HttpToolsProtocol):
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
+        # Until then something that is this request's alone.
+        self.scope = cast("Any", {"type": "http"})
 
     def on_headers_complete(self) -> None:
         """Decide which way the request goes."""
-        cycle = cast("RequestResponseCycle | None", self.cycle)
-        if (cycle is None or cycle.response_complete) and not self.flow.write_paused:
+        app, cycle = self.app, cast("RequestResponseCycle | None", self.cycle)
+        # Somebody who does not read his answers, or is owed one, has to wait: uvicorn knows how.
+        if isinstance(app, Dispatch) and (cycle is None or cycle.response_complete) and not self.flow.write_paused:
             parser = cast("Any", self.parser)
             if parser.get_http_version() == "1.1" and parser.should_keep_alive() and not parser.should_upgrade():
-                dispatch = cast("Dispatch", self.app)
-                state = cast("Any", self.app_state)
-                self._express = dispatch.express(state, parser.get_method(), self.url, self.headers)
+                self._body = b""
+                state = cast("State", self.app_state)
+                self._express = app.express(state, parser.get_method(), self.url, self.headers)
                 if self._express is not None:
-                    self._body = b""
                     return
         self._take_long_way()
 
@@ -112,19 +118,21 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Submit an ordinary call."""
-        express = self._express
+        express, before = self._express, self.cycle
         if express is None:
             super().on_message_complete()
             return
         answer = _Answer(self)
-        before = self.cycle
         self.cycle = cast("Any", answer)
         if express.submit(self._body, answer.send):
             self._express = None
-        else:
-            self.cycle = before
-            self._go_long_way()
-            super().on_message_complete()
+            return
+        self.cycle = before
+        self._go_long_way()
+        super().on_message_complete()
+
+    def _head_is_complete(self) -> bool:
+        return self._express is not None or super()._head_is_complete()
 
     # --- the long way -------------------------------------------------------------------------------------------------
 
@@ -144,7 +152,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def answered(self, reply: Reply, request_id: bytes, *, keep_alive: bool) -> None:
+    def send_reply(self, reply: Reply, request_id: bytes, *, keep_alive: bool) -> None:
         """Write the reply to an ordinary call."""
         body = reply.body
         parts = [_head(reply.status, reply.headers)]

@@ -4,16 +4,18 @@ import asyncio
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Final
+from functools import partial
+from typing import Any, Final, cast
 
 import uvicorn
 
 from gateway.app import create_app
 from gateway.call import Lifecycle
-from gateway.express import GatewayProtocol
+from gateway.connections import CROWDED_FACTOR, SlowConnections
+from gateway.express import ExpressConnection
 from kernel import logs
 from kernel.logs import get_logger
-from kernel.process import collect_seldom, run_until_signal
+from kernel.process import allow_open_files, collect_seldom, run_until_signal
 from kernel.settings import Settings
 
 KEEP_ALIVE_S: Final = 65
@@ -21,6 +23,8 @@ KEEP_ALIVE_S: Final = 65
 BACKLOG: Final = 2_048
 GARBAGE_LOOK: Final = 50_000
 """Requests make hardly any cycles of garbage: only failures do."""
+OTHER_FILES: Final = 512
+"""Files that are no caller's connection: those to the stores, logs, the loop's own."""
 
 
 class GatewayServer(uvicorn.Server):
@@ -39,6 +43,10 @@ def run(settings: Settings, *, fd: int | None = None, host: str = "127.0.0.1", p
     """
     collect_seldom(GARBAGE_LOOK)
     logs.configure(settings, "gateway")
+    wanted = CROWDED_FACTOR * settings.http_connections_max + OTHER_FILES
+    allowed = allow_open_files(wanted)
+    if allowed < wanted:
+        get_logger().warning("open_files_limited", allowed=allowed, wanted=wanted)
     listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
     return run_until_signal(lambda stop: serve(settings, listener, stop), settings)
 
@@ -58,10 +66,13 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
     # it an answer waits 40 ms for the caller's delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     lifecycle = Lifecycle()
+    app = create_app(settings, lifecycle)
+    connection = partial(ExpressConnection, connections_max=settings.http_connections_max, crowded=app.crowded)
     server = GatewayServer(
         uvicorn.Config(
-            create_app(settings, lifecycle),
-            http=GatewayProtocol,
+            app,
+            # It only calls it, so what makes a protocol does as well as its class.
+            http=cast("Any", connection),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -76,6 +87,7 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
     )
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(_end_server(server, lifecycle, stop))
+        looking = group.create_task(SlowConnections(server.server_state).run())
         try:
             await server.serve(sockets=[listener])
         except SystemExit:
@@ -83,6 +95,7 @@ async def serve(settings: Settings, listener: socket.socket, stop: asyncio.Event
             return 1
         finally:
             watching.cancel()
+            looking.cancel()
     if lifecycle.failure is not None:
         get_logger().error("gateway_failed", exc_info=lifecycle.failure)
     return 0 if server.started and lifecycle.failure is None else 1

@@ -1,26 +1,53 @@
 """The OpenAPI 3.1 document, made from the same types that decode the requests and make the replies."""
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, get_type_hints
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, cast, get_type_hints
 
 import msgspec
 
 from gateway import requests
 from gateway.call import Call, Endpoint, Handle
 from gateway.replies import JSON, Reply, encode
+from kernel import limits
 from kernel.problems import CATALOGUE
 
 REF: Final = "#/components/schemas/{name}"
-EVERYWHERE: Final = ("NOT_FOUND", "METHOD_NOT_ALLOWED", "INTERNAL_ERROR")
+NO_CALL: Final = ("NOT_FOUND", "METHOD_NOT_ALLOWED")
+"""What is said where a path and a method name no call."""
+EVERYWHERE: Final = ("MALFORMED_HTTP", "REQUEST_TIMEOUT", "HEAD_TOO_LARGE", "INTERNAL_ERROR")
 WITH_KEY: Final = ("UNAUTHORIZED", "FORBIDDEN", "TOO_MANY_REQUESTS", "UNAVAILABLE")
-WITH_BODY: Final = ("MALFORMED_JSON", "REQUEST_TIMEOUT", "BODY_TOO_LARGE", "INVALID_REQUEST")
+WITH_BODY: Final = ("MALFORMED_JSON", "BODY_TOO_LARGE", "UNSUPPORTED_MEDIA_TYPE", "INVALID_REQUEST")
 _NAMES: Final[dict[str, Any]] = {
     "order_id": requests.Id,
     "key": requests.InventoryKey,
     "id": int,
 }
 """What stands in the braces of a path."""
+_PATTERNS: Final[dict[str, str]] = {
+    requests.ID_PATTERN: r"^[!-~]+$",
+    requests.TENANT_PATTERN: r"^[!-.0-~]+$",
+    requests.INVENTORY_KEY_PATTERN: rf"^[!-~]([ -~]{{0,{limits.INVENTORY_KEY_CHARS_MAX - 2}}}[!-~])?$",
+    requests.TEXT_PATTERN: r"^[^\x00-\x1f\x7f]+$",
+}
+"""Our patterns in the words that every dialect shares: elsewhere `$` is the end and nothing but the end."""
+
+_ORDER: Final = {"order_id": "$response.body#/order_id"}
+_KEY: Final = {"key": "$response.body#/inventory_key"}
+_LINKS: Final[dict[str, tuple[tuple[str, dict[str, str], Any], ...]]] = {
+    "reserve": tuple(
+        (call, _ORDER, None) for call in ("read_order", "confirm", "release", "extend", "consume", "return")
+    ),
+    "confirm": tuple((call, _ORDER, None) for call in ("read_order", "consume", "return")),
+    "create_inventory": (
+        *((call, _KEY, None) for call in ("read_inventory", "adjust", "lock", "unlock")),
+        ("reserve", {}, {"lines": [{"inventory_key": "$response.body#/inventory_key", "qty": 1}]}),
+        ("query_inventory", {}, {"inventory_keys": ["$response.body#/inventory_key"]}),
+    ),
+    "lock": (("unlock", _KEY, None), ("read_inventory", _KEY, None)),
+    "reconcile": (("read_reconcile", {"id": "$response.body#/id"}, None),),
+}
+"""Which call may follow a 2xx of which, with what in its path and in its body."""
 
 
 class ErrorReply(msgspec.Struct, omit_defaults=True):
@@ -62,8 +89,10 @@ class ProblemReply(msgspec.Struct, omit_defaults=True):
     allowed: list[str] | None = None
 
 
-def document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
-    """The whole document as plain values."""
+def document(
+    endpoints: Sequence[Endpoint], version: str, ttl_seconds_max: int = limits.TTL_SECONDS_MAX
+) -> dict[str, Any]:
+    """The whole document as plain values. `ttl_seconds_max` is the bound that this service is set to."""
     types = [ProblemReply, requests.OperationRequest]
     types += [endpoint.takes for endpoint in endpoints if endpoint.takes is not None]
     types += [given for endpoint in endpoints for given in endpoint.gives.values() if given is not None]
@@ -72,17 +101,30 @@ def document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(unique, ref_template=REF)
     schema_of = dict(zip(unique, schemas, strict=True))
     # Elements are decoded one by one, so the type itself only says that they are JSON.
-    components["Operations"]["properties"]["operations"]["items"] = schema_of[requests.OperationRequest]
+    otherwise = {
+        "description": "Anything else is refused alone: its result is the refusal, the others are not touched."
+    }
+    components["Operations"]["properties"]["operations"]["items"] = {
+        "anyOf": [schema_of[requests.OperationRequest], otherwise]
+    }
+    bodies = [REF.format(name=name) for name in ("OrderReply", "InventoryReply", "ProblemReply")]
+    components["ResultReply"]["properties"]["body"] = {"anyOf": [{"$ref": ref} for ref in bodies]}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _operation(endpoint, schema_of)
+    for schema in _schemas([components, paths]):
+        if schema.get("pattern") in _PATTERNS:
+            schema["pattern"] = _PATTERNS[schema["pattern"]]
+        if schema.get("maximum") == limits.TTL_SECONDS_MAX:
+            schema["maximum"] = ttl_seconds_max
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Stockgate",
             "version": version,
             "description": "An inventory gateway. Errors are problem+json with a stable `code`; after a 5xx with the "
-            "outcome `unknown`, repeat with the same id.",
+            "outcome `unknown`, repeat with the same id. Beside what stands at each call: a path that is none of these "
+            "is `NOT_FOUND`, another method `METHOD_NOT_ALLOWED`.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
@@ -93,9 +135,25 @@ def document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
     }
 
 
+def _schemas(part: Any) -> Iterator[dict[str, Any]]:
+    """Every object within a part of the document."""
+    if isinstance(part, dict):
+        fields = cast("dict[str, Any]", part)
+        yield fields
+        part = list(fields.values())
+    if isinstance(part, list):
+        for inner in cast("list[Any]", part):
+            yield from _schemas(inner)
+
+
+def operation_id(endpoint: Endpoint) -> str:
+    """The name of a call."""
+    return endpoint.handle.__name__.strip("_")
+
+
 def _operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": endpoint.handle.__name__.strip("_"),
+        "operationId": operation_id(endpoint),
         "summary": endpoint.summary,
         "tags": [_tag(endpoint.template)],
         "parameters": [
@@ -111,8 +169,13 @@ def _operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
         operation["description"] = f"Scope: {' or '.join(sorted(endpoint.scopes))}."
     if endpoint.takes is not None:
         content = {"application/json": {"schema": schema_of[endpoint.takes]}}
-        operation["requestBody"] = {"required": True, "content": content}
+        operation["requestBody"] = {"required": not _may_be_empty(endpoint.takes), "content": content}
     return operation
+
+
+def _may_be_empty(takes: Any) -> bool:
+    """Whether no body at all means something: where every field may be left out."""
+    return not any(field.required for field in msgspec.structs.fields(takes))
 
 
 def _tag(template: str) -> str:
@@ -134,20 +197,35 @@ def _query_parameters(endpoint: Endpoint) -> Iterable[dict[str, Any]]:
 
 def _header_parameters(endpoint: Endpoint) -> Iterable[dict[str, Any]]:
     if endpoint.scopes:
-        yield {"name": "X-Request-Id", "in": "header", "schema": {"type": "string", "maxLength": 64}}
+        yield _header("X-Request-Id", "1 to 64 printable ASCII characters; anything else is replaced.")
     if endpoint.changes_stock:
-        yield {"name": "traceparent", "in": "header", "schema": {"type": "string"}}
+        yield _header(
+            "traceparent", "W3C Trace Context; its trace id goes through the events. Anything else is ignored."
+        )
+
+
+def _header(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": description, "schema": {"type": "string"}}
 
 
 def _answer(endpoint: Endpoint, given: Any, schema_of: dict[Any, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": "Done.", "headers": {"X-Request-Id": {"schema": {"type": "string"}}}}
-    if given is not None:
+    if given is None:
+        answer["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    else:
         answer["content"] = {"application/json": {"schema": schema_of[given]}}
+    if links := _LINKS.get(operation_id(endpoint)):
+        answer["links"] = {target: _link(target, parameters, body) for target, parameters, body in links}
     if endpoint.changes_stock:
         durability = {"type": "string", "enum": ["broker", "redis", "mysql"]}
         answer["headers"]["Durability"] = {"schema": durability, "required": True}
         answer["headers"]["Idempotent-Replay"] = {"schema": {"type": "string", "enum": ["true"]}}
     return answer
+
+
+def _link(target: str, parameters: dict[str, str], body: Any) -> dict[str, Any]:
+    link: dict[str, Any] = {"operationId": target, "parameters": parameters}
+    return link if body is None else link | {"requestBody": body}
 
 
 def problem_codes(endpoint: Endpoint) -> list[str]:
@@ -166,18 +244,28 @@ def _problems(endpoint: Endpoint, schema: dict[str, Any]) -> dict[str, Any]:
     by_status: dict[int, list[str]] = {}
     for code in problem_codes(endpoint):
         by_status.setdefault(CATALOGUE[code].status, []).append(code)
+    return {str(status): _problem(status, codes, schema) for status, codes in sorted(by_status.items())}
+
+
+def _problem(status: int, codes: list[str], schema: dict[str, Any]) -> dict[str, Any]:
+    narrowed: dict[str, Any] = {"type": "object", "properties": {"code": {"enum": codes}}}
+    if status >= 500:
+        narrowed["required"] = ["outcome"]
+    headers: dict[str, Any] = {"X-Request-Id": {"schema": {"type": "string"}, "required": True}}
+    if status in {429, 503}:
+        headers["Retry-After"] = {"description": "Seconds.", "schema": {"type": "integer"}, "required": True}
+    if status == 401:
+        headers["WWW-Authenticate"] = {"schema": {"type": "string"}, "required": True}
     return {
-        str(status): {
-            "description": "; ".join(f"`{code}`: {CATALOGUE[code].title}" for code in codes),
-            "content": {"application/problem+json": {"schema": schema}},
-        }
-        for status, codes in sorted(by_status.items())
+        "description": "; ".join(f"`{code}`: {CATALOGUE[code].title}" for code in codes),
+        "headers": headers,
+        "content": {"application/problem+json": {"schema": {"allOf": [schema, narrowed]}}},
     }
 
 
-def serve_document(endpoints: Sequence[Endpoint], version: str) -> Handle:
+def serve_document(endpoints: Sequence[Endpoint], version: str, ttl_seconds_max: int) -> Handle:
     """The handler of GET /openapi.json."""
-    body = encode(document(endpoints, version))
+    body = encode(document(endpoints, version, ttl_seconds_max))
 
     async def openapi(_call: Call) -> Reply:
         return Reply(200, body, (JSON,))

@@ -41,7 +41,13 @@ InventoryKey = Annotated[
 ]
 Qty = Annotated[int, Meta(ge=1, le=limits.QTY_MAX, description="Units of stock.")]
 Delta = Annotated[
-    int, Meta(ge=-limits.QUANTITY_TOTAL_MAX, le=limits.QUANTITY_TOTAL_MAX, description="Units of stock, not 0.")
+    int,
+    Meta(
+        ge=-limits.QUANTITY_TOTAL_MAX,
+        le=limits.QUANTITY_TOTAL_MAX,
+        description="Units of stock, not 0.",
+        extra_json_schema={"not": {"const": 0}},
+    ),
 ]
 InitQuantity = Annotated[int, Meta(ge=0, le=limits.QUANTITY_TOTAL_MAX, description="Units of stock.")]
 TtlSeconds = Annotated[

@@ -8,7 +8,7 @@ import msgspec
 from gateway import requests
 from gateway.call import Call
 from gateway.replies import Reply, result_reply
-from gateway.requests import FieldError, InvalidBody, check_id, decode
+from gateway.requests import FieldError, InvalidBody, check_id
 from inventory.hot_path import Decision
 from inventory.moves import Move
 from inventory.operations import Line, Operation, Result, lines_fingerprint
@@ -41,41 +41,41 @@ class OneOperation:
 @OneOperation
 def reserve(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations."""
-    return reserve_operation(call, decode(_reserve_decoder, body))
+    return reserve_operation(call, call.decode(_reserve_decoder, body))
 
 
 @OneOperation
 def confirm(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations/{order_id}/confirm."""
-    asked = decode(_confirm_decoder, body or b"{}")
+    asked = call.decode(_confirm_decoder, body, empty=b"{}")
     return settle_operation(call, Move.CONFIRM, _order_id(call), asked.lines)
 
 
 @OneOperation
 def release(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations/{order_id}/release."""
-    asked = decode(_release_decoder, body)
+    asked = call.decode(_release_decoder, body)
     return settle_operation(call, Move.RELEASE, _order_id(call), asked.lines, asked.reason)
 
 
 @OneOperation
 def consume(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations/{order_id}/consume."""
-    asked = decode(_consume_decoder, body or b"{}")
+    asked = call.decode(_consume_decoder, body, empty=b"{}")
     return settle_operation(call, Move.CONSUME, _order_id(call), asked.lines)
 
 
 @OneOperation
 def return_(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations/{order_id}/return."""
-    asked = decode(_return_decoder, body)
+    asked = call.decode(_return_decoder, body)
     return settle_operation(call, Move.RETURN, _order_id(call), asked.lines, asked.reason)
 
 
 @OneOperation
 def extend(call: Call, body: bytes) -> Operation:
     """POST /v1/reservations/{order_id}/extend."""
-    return extend_operation(call, _order_id(call), decode(_extend_decoder, body).ttl_seconds)
+    return extend_operation(call, _order_id(call), call.decode(_extend_decoder, body).ttl_seconds)
 
 
 async def read_order(call: Call) -> Reply:

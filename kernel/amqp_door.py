@@ -22,9 +22,12 @@ from yarl import URL
 
 from kernel import amqp_topology
 from kernel.errors import StoreOutcome, StoreRefused, StoreUnavailable
+from kernel.metrics import Metrics
 from kernel.settings import Settings
 
 CLOSE_LIMIT_S: Final = 2.0
+ABANDONED: Final = "abandoned"
+"""Why a connection ended that nobody wants any more: not a failure."""
 PERSISTENT: Final = 2
 """The delivery mode of every message."""
 
@@ -72,8 +75,11 @@ class _Transport(TransportFactory):
 class _Link:
     """One connection, and the future that tells when and why it ended."""
 
-    def __init__(self, connection: aiormq.Connection, transport: _Transport, timeout_s: float) -> None:
+    def __init__(
+        self, connection: aiormq.Connection, transport: _Transport, timeout_s: float, metrics: Metrics | None
+    ) -> None:
         self.connection = connection
+        self._metrics = metrics
         self.timeout_s = timeout_s
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._transport = transport
@@ -81,7 +87,7 @@ class _Link:
         self.watch(connection)
 
     @classmethod
-    async def connect(cls, settings: Settings, name: str) -> Self:
+    async def connect(cls, settings: Settings, name: str, metrics: Metrics | None) -> Self:
         """Connect and log in; raises StoreUnavailable `not_executed`."""
         url = URL(settings.amqp_url.get_secret_value()).update_query(heartbeat=str(settings.amqp_heartbeat_s))
         transport = _Transport(tls=url.scheme == "amqps")
@@ -91,10 +97,14 @@ class _Link:
             with _translated("not_executed"):
                 async with asyncio.timeout(timeout_s):
                     await connection.connect()  # pyright: ignore[reportUnknownMemberType]
-        except BaseException:
+        except BaseException as failure:
             transport.cut()
+            if metrics is not None and isinstance(failure, StoreUnavailable):
+                metrics.count_failure("rabbitmq", failure)
             raise
-        return cls(connection, transport, timeout_s)
+        if metrics is not None:
+            metrics.store_connections_total.labels("rabbitmq").inc()
+        return cls(connection, transport, timeout_s, metrics)
 
     def watch(self, part: aiormq.Connection | Channel) -> None:
         """The link ends where this part of it ends."""
@@ -110,6 +120,8 @@ class _Link:
         """End the link at once: no frame of it is read or believed any more."""
         if not self.closed.done():
             self.closed.set_result(reason)
+            if self._metrics is not None and reason != ABANDONED:
+                self._metrics.store_errors_total.labels("rabbitmq", "CONNECTION_LOST").inc()
         self._transport.cut()
 
     async def channel(self, *, confirms: bool) -> Channel:
@@ -190,9 +202,9 @@ class Publisher:
         """Done, with the reason, as soon as the connection has ended."""
 
     @classmethod
-    async def connect(cls, settings: Settings, *, name: str) -> Self:
+    async def connect(cls, settings: Settings, *, name: str, metrics: Metrics | None = None) -> Self:
         """Connect and open a channel with confirms; raises StoreUnavailable `not_executed`."""
-        link = await _Link.connect(settings, name)
+        link = await _Link.connect(settings, name, metrics)
         try:
             with _translated("not_executed"):
                 channel = await link.channel(confirms=True)
@@ -288,9 +300,9 @@ class Consumer:
         link.closed.add_done_callback(lambda _: self._deliveries.put_nowait(None))
 
     @classmethod
-    async def connect(cls, settings: Settings, *, name: str, prefetch: int) -> Self:
+    async def connect(cls, settings: Settings, *, name: str, prefetch: int, metrics: Metrics | None = None) -> Self:
         """Connect with at most `prefetch` unacknowledged messages; raises StoreUnavailable `not_executed`."""
-        link = await _Link.connect(settings, name)
+        link = await _Link.connect(settings, name, metrics)
         try:
             with _translated("not_executed"):
                 channel = await link.channel(confirms=False)

@@ -19,6 +19,7 @@ from client.failures import ClientError
 from loadtests.bench_cpu import measure_cpu
 from loadtests.bench_machine import describe_machine
 from loadtests.bench_processes import stay_on_cores
+from loadtests.bench_ratios import compare_with_constant, compare_with_designs, compare_with_script
 from loadtests.bench_rounds import say
 from loadtests.bench_system import BenchError, running_stack
 from loadtests.bench_wrk import Load, LoadFailedError
@@ -43,12 +44,36 @@ async def cpu(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         return await measure_cpu(system, _load(arguments, **shapes[arguments.shape]), arguments.rounds)
 
 
+async def designs(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """ack=broker beside the first designs: seed over many keys, MySQL alone on one."""
+    async with running_stack(folder, "broker") as system:
+        return await compare_with_designs(system, _load(arguments), arguments.rounds)
+
+
+async def constant(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """ack=redis beside a server that answers a constant."""
+    async with running_stack(folder, "redis") as system:
+        return await compare_with_constant(system, _load(arguments), arguments.rounds)
+
+
+async def operations(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Calls of 100 operations beside the script alone."""
+    async with running_stack(folder, "broker") as system:
+        return await compare_with_script(system, _load(arguments), arguments.rounds, folder)
+
+
 async def machine(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What it is measured on, with a probe of the disk."""
     return await describe_machine(folder, arguments.cores, fsync_writes=100 if arguments.quick else 1_000)
 
 
-PARTS: dict[str, Part] = {"cpu": cpu, "machine": machine}
+PARTS: dict[str, Part] = {
+    "machine": machine,
+    "designs": designs,
+    "constant": constant,
+    "operations": operations,
+    "cpu": cpu,
+}
 
 
 def read_arguments() -> argparse.Namespace:

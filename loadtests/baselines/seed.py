@@ -19,6 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 QUEUE = "baseline.seed"
+KEYS = 1_000
+UNITS = 1_000_000_000
 RESERVE = """
 local available = redis.call('GET', KEYS[1])
 if not available or tonumber(available) < tonumber(ARGV[1]) then return {-1, 0} end
@@ -43,9 +45,10 @@ _decoder = msgspec.json.Decoder(Reserve)
 
 @asynccontextmanager
 async def lifespan(_: Starlette) -> AsyncGenerator[dict[str, Any]]:
-    """Open both stores; a pool of 64 connections, one channel with confirms."""
+    """Open both stores, give keys `k0` to `k999` their stock; a pool of 64 connections, one channel with confirms."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(os.environ["REDIS_URL"], max_connections=64, timeout=None)
     client = redis.asyncio.Redis(connection_pool=pool)
+    await client.mset({f"inventory:available_qty:{{k{number}}}": UNITS for number in range(KEYS)})
     digest = await client.script_load(RESERVE)
     connection = await aio_pika.connect(os.environ["AMQP_URL"])
     channel = await connection.channel(publisher_confirms=True)
@@ -75,10 +78,3 @@ async def reserve(request: Request) -> Response:
 
 
 app = Starlette(routes=[Route("/v1/reservations", reserve, methods=["POST"])], lifespan=lifespan)
-
-
-async def fill(redis_url: str, keys: int, units: int) -> None:
-    """Give keys `k0`, `k1`, … their stock."""
-    client = redis.asyncio.Redis.from_url(redis_url)
-    await client.mset({f"inventory:available_qty:{{k{number}}}": units for number in range(keys)})
-    await client.aclose()

@@ -40,7 +40,19 @@ BOUNDED_LABELS = {
 }
 """Sets that the code bounds. A key, an order, a tenant or the name of an API key is none."""
 
-UNITS = ("seconds", "bytes", "entries", "events", "messages", "keys", "operations", "sessions", "settings", "violations", "m")
+UNITS = (
+    "seconds",
+    "bytes",
+    "entries",
+    "events",
+    "messages",
+    "keys",
+    "operations",
+    "sessions",
+    "settings",
+    "violations",
+    "m",
+)
 """What a gauge's or histogram's name ends with, before `_max`, `_in_use`; `m` is the number of an entry."""
 
 STATES = {"process_info", "ready", "missing", "shard_hot", "fenced", "leader", "worker_alarm", "redis_persistence_ok"}
@@ -190,7 +202,7 @@ async def test_a_loop_that_is_held_up_shows_it() -> None:
             return self.now
 
     metrics = Metrics()
-    watching = asyncio.create_task(metrics.watch_loop(Late())
+    watching = asyncio.create_task(metrics.watch_loop(Late()))
     while not metrics.registry.get_sample_value("stockgate_event_loop_delay_seconds_count"):
         await asyncio.sleep(0.01)
     watching.cancel()
