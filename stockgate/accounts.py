@@ -18,6 +18,7 @@ REDIS_COMMANDS: Final = (
     "client|setname",
     "select",
     "evalsha",
+    "script|exists",
     "script|load",
     "subscribe",
     "xread",
