@@ -234,7 +234,9 @@ class RedisServer(Server):
             **self.config,
         }
         users = [
-            "default off",
+            # Off, so that nobody can log in as it, and yet it must be allowed all: Redis loads its file as this user, and
+            # would drop each script's writes, which stand there between MULTI and EXEC.
+            "default off ~* &* +@all",
             f"{self.owner} on {self._password_hash(self.name)} ~* &* +@all",
             f"{REDIS_USER} on {self._password_hash(f'{self.name}-{REDIS_USER}')} {' '.join(REDIS_RULE)}",
         ]
