@@ -218,6 +218,12 @@ def actions(
 
 
 @app.command()
+def doctor(run_dir: RunDir = RUN_DIR, as_json: AsJson = False) -> int:
+    """Check the settings of every server against what the protocol rests on, and say how to mend each."""
+    return load("stockgate.doctor_command", "run")(read_settings(run_dir), run_dir=run_dir, as_json=as_json)
+
+
+@app.command()
 def audit(run_dir: RunDir = RUN_DIR, as_json: AsJson = False) -> int:
     """Check the invariants over everything in both stores."""
     return show(load("reconciler.commands", "audit")(read_settings(run_dir)), as_json=as_json)
