@@ -23,6 +23,7 @@ FOLDERS = (
     "client",
     "stockgate",
     "loadtests",
+    "observability",
 )
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "service", "base", "common", "misc"}
 LOCKS = ("requirements.lock", "requirements-dev.lock")
