@@ -13,8 +13,9 @@ from kernel.mysql_door import Database, Statement
 from kernel.settings import Settings
 from sql.grant import GrantError, grant, read_grants
 from sql.migrate import migrate
-from stockgate.accounts import ROLES, RoleName, with_login
+from stockgate.accounts import ROLES, RoleName
 from stockgate.servers import Servers
+from tests.as_role import as_role
 from tests.sql.privileges import ROOT, grants_file, needed, needs, statements
 from tests.sql.test_statements import filled_in
 
@@ -37,12 +38,6 @@ def granted(servers: Servers) -> Iterator[Settings]:
     asyncio.run(make())
     yield settings
     asyncio.run(servers.mariadb.execute(f"DROP DATABASE {name}"))
-
-
-def as_role(servers: Servers, settings: Settings, role: RoleName) -> Settings:
-    password = servers.mariadb.passwords.get(f"mariadb-{role}")
-    url = with_login(settings.mysql_url.get_secret_value(), ROLES[role].account, password)
-    return settings.model_copy(update={"mysql_url": SecretStr(url)})
 
 
 async def refused(database: Database, statement: str) -> bool:
