@@ -10,7 +10,7 @@ ARGS ?=
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo down test crash check format bench load lock clean
+.PHONY: help setup run demo down test crash check format docs bench load lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ check: setup ## lint, format, types, import contracts, Lua
 format: setup ## let ruff mend what it can
 	@ruff check --fix .
 	@ruff format .
+
+docs: setup ## the pages that are made from the source
+	@$(PYTHON) -m gateway.errors_page docs/errors.md
 
 bench: ## benchmarks; what they mean stands in loadtests/
 	@scripts/setup.sh --bench

@@ -10,6 +10,7 @@ from gateway import requests
 from gateway.call import Call
 from gateway.replies import JSON, Reply, encode
 from gateway.requests import FieldError, InvalidBody
+from inventory.explain_order import OrderExplanation
 from inventory.operator_actions import Action, BadCursor, BadReason
 from inventory.reconcile_tasks import TaskView
 from inventory.status import ShardReading
@@ -232,6 +233,36 @@ async def actions(call: Call) -> Reply:
         return Reply(200, encode(await call.state["overview"].actions(asked.limit, asked.before)))
     except BadCursor as wrong:
         raise InvalidBody(FieldError("query.before", str(wrong))) from None
+
+
+async def explain_inventory(call: Call) -> Reply:
+    """GET /ops/inventory/{key}/explain."""
+    key = requests.check_inventory_key(call.names[0])
+    call.check_prefix([key])
+    asked = call.queried(requests.ExplainKeyQuery)
+    explanation = await call.state["overview"].explain_key(key, asked.limit, asked.before)
+    if explanation is None:
+        raise Problem("UNKNOWN_INVENTORY_KEY", "no such key", inventory_keys=[key])
+    return Reply(200, encode(explanation))
+
+
+async def explain_order(call: Call) -> Reply:
+    """GET /ops/orders/{order_id}."""
+    order_id = requests.check_id("order_id", call.names[0])
+    asked = call.queried(requests.ExplainOrderQuery)
+    tenant, prefix = asked.tenant or call.principal.tenant, call.principal.prefix
+    try:
+        explanation = await call.state["overview"].explain_order(tenant, order_id, asked.limit, asked.after)
+    except BadCursor as wrong:
+        raise InvalidBody(FieldError("query.after", str(wrong))) from None
+    if explanation is None or (prefix and not _is_within(prefix, explanation)):
+        raise Problem("UNKNOWN_ORDER", f"tenant {tenant} has no such order")
+    return Reply(200, encode(explanation))
+
+
+def _is_within(prefix: str, explanation: OrderExplanation) -> bool:
+    """Whether somebody who is confined to a prefix may see the order: not unless all its lines are known to have it."""
+    return bool(explanation.lines) and all(line.inventory_key.startswith(prefix) for line in explanation.lines)
 
 
 async def read_reconcile(call: Call) -> Reply:

@@ -11,6 +11,7 @@ from inventory.compare import KeyClass, Reading, proven
 from inventory.moves import LineState
 from inventory.observe import HeadMissing, opened_keys, read_keys
 from inventory.shard_state import read_shard
+from kernel import limits
 from kernel.mysql_door import Database, Statement
 from kernel.redis_door import RedisDoor
 from kernel.redis_keys import EpochKeys
@@ -95,8 +96,9 @@ async def audit(database: Database, redis: RedisDoor, shard: int) -> list[Check]
 async def _in_mysql(
     database: Database, shard: int, name: str, count: Statement, violations: Statement, columns: Sequence[str]
 ) -> Check:
-    checked = await database.fetch_all(count, (shard,))
-    rows = await database.fetch_all(violations, (shard, VIOLATIONS_MAX))
+    async with database.transaction(timeout_ms=limits.AUDIT_STATEMENT_MS_MAX) as transaction:
+        checked = await transaction.fetch_all(count, (shard,))
+        rows = await transaction.fetch_all(violations, (shard, VIOLATIONS_MAX))
     found = [{column: _plain(value) for column, value in zip(columns, row, strict=True)} for row in rows]
     return Check(name, int(checked[0][0]), found)
 
@@ -131,7 +133,9 @@ def _key_violation(reading: Reading) -> dict[str, Any]:
     }
 
 
-class _OrderHead(msgspec.Struct, array_like=True):
+class OrderHead(msgspec.Struct, array_like=True):
+    """Header of an order's record in Redis, see `lua/records.lua`. `m` is 0 where it was loaded from MySQL."""
+
     fingerprint: str
     due_ms: int
     buyer_id: str
@@ -140,7 +144,9 @@ class _OrderHead(msgspec.Struct, array_like=True):
     m: int
 
 
-class _OrderLine(msgspec.Struct, array_like=True):
+class OrderLine(msgspec.Struct, array_like=True):
+    """One line of an order's record in Redis."""
+
     inventory_key: str
     qty: int
     state: int
@@ -153,7 +159,7 @@ async def _compare_orders(database: Database, redis: RedisDoor, names: EpochKeys
     """Records in Redis whose last entry MySQL has applied must say what MySQL says."""
     async for members in _order_members(redis, names):
         row = await read_shard(database, names.shard)
-        records = {member: await _read_record(redis, names, member) for member in members}
+        records = {member: await read_record(redis, names, member) for member in members}
         # A record that changes between the two readings shows a higher m when it is read again.
         applied = {
             member: record for member, record in records.items() if record is not None and record[0].m <= row.applied_m
@@ -164,7 +170,7 @@ async def _compare_orders(database: Database, redis: RedisDoor, names: EpochKeys
             expected = sorted((line.inventory_key, line.qty, line.state, line.seq) for line in lines)
             if expected == in_mysql.get(member, []) or len(check.violations) >= VIOLATIONS_MAX:
                 continue
-            again = await _read_record(redis, names, member)
+            again = await read_record(redis, names, member)
             if again is not None and again[0].m == head.m:
                 violation = {"order": member, "redis": _lines(expected), "mysql": _lines(in_mysql.get(member, []))}
                 check.violations.append(violation)
@@ -187,18 +193,19 @@ async def _order_members(redis: RedisDoor, names: EpochKeys) -> AsyncIterator[li
                 break
 
 
-async def _read_record(redis: RedisDoor, names: EpochKeys, member: str) -> tuple[_OrderHead, list[_OrderLine]] | None:
+async def read_record(redis: RedisDoor, names: EpochKeys, member: str) -> tuple[OrderHead, list[OrderLine]] | None:
+    """An order's record; None without one. Raises msgspec.MsgspecError where it is damaged, and what the door raises."""
     flat: list[bytes] = await redis.command("HGETALL", names.prefix + member)
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     if b"h" not in fields:
         return None
-    head = msgspec.msgpack.decode(fields[b"h"], type=_OrderHead)
-    lines = [msgspec.msgpack.decode(value, type=_OrderLine) for name, value in fields.items() if name.startswith(b"l:")]
+    head = msgspec.msgpack.decode(fields[b"h"], type=OrderHead)
+    lines = [msgspec.msgpack.decode(value, type=OrderLine) for name, value in fields.items() if name.startswith(b"l:")]
     return head, lines
 
 
 async def _lines_in_mysql(
-    database: Database, members: dict[str, tuple[_OrderHead, list[_OrderLine]]]
+    database: Database, members: dict[str, tuple[OrderHead, list[OrderLine]]]
 ) -> dict[str, list[tuple[str, int, int, int]]]:
     lines: dict[str, list[tuple[str, int, int, int]]] = {}
     pairs = [tuple(member.removeprefix(ORDER_PREFIX).split("/", 1)) for member in members]

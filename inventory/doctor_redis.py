@@ -17,7 +17,21 @@ _ASKED: Final = ("appendfsync", "no-appendfsync-on-rewrite")
 """What INFO does not say."""
 _INFO_RIGHT: Final = "let the account ask: `ACL SETUSER <user> +info`"
 _CONFIG_RIGHT: Final = "let the account ask: `ACL SETUSER <user> +config|get`"
+_DRYRUN_RIGHT: Final = "let the account ask: `ACL SETUSER <user> +acl|dryrun`"
 _SCRIPT_RIGHT: Final = "let the account load scripts: `ACL SETUSER <user> +script|load +script|exists +eval +evalsha`"
+
+_WRITES: Final = (
+    ("set", "{sg:0}:x", "1"),
+    ("hset", "{sg:0}:x", "f", "1"),
+    ("hdel", "{sg:0}:x", "f"),
+    ("sadd", "{sg:0}:x", "m"),
+    ("xadd", "{sg:0}:x", "1-0", "f", "1"),
+    ("xtrim", "{sg:0}:x", "MAXLEN", "1"),
+    ("zadd", "{sg:0}:x", "1", "m"),
+    ("zrem", "{sg:0}:x", "m"),
+    ("unlink", "{sg:0}:x"),
+)
+"""What stands in Redis' file between MULTI and EXEC, once a script has run. Asked about, never executed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,8 @@ class RedisFacts:
     appendonly: bool | Untold
     appendfsync: str | Untold
     no_appendfsync_on_rewrite: str | Untold
+    default_user_refused: tuple[str, ...] | Untold
+    """Commands of the scripts that the user `default` may not run."""
     scripts_refused: tuple[str, ...] | Untold
     """Scripts that Redis does not take, or takes under another sha."""
     driver_retries: int
@@ -50,6 +66,7 @@ async def read_redis_facts(redis: RedisDoor, clock: Clock = SYSTEM_CLOCK) -> Red
         return asked.get(name, Untold(_CONFIG_RIGHT))
 
     aof_enabled = told("aof_enabled")
+    default_user_refused = await _default_user_refused(redis)
     scripts_refused = await _scripts_refused(redis)
     before_ms = clock.now_ms()
     seconds, microseconds = await redis.command("TIME")
@@ -62,6 +79,7 @@ async def read_redis_facts(redis: RedisDoor, clock: Clock = SYSTEM_CLOCK) -> Red
         appendonly=aof_enabled if isinstance(aof_enabled, Untold) else aof_enabled == "1",
         appendfsync=configured("appendfsync"),
         no_appendfsync_on_rewrite=configured("no-appendfsync-on-rewrite"),
+        default_user_refused=default_user_refused,
         scripts_refused=scripts_refused,
         driver_retries=redis.retries,
         clock_skew_ms=clock_skew_ms(server_ms, before_ms, clock.now_ms()),
@@ -133,6 +151,15 @@ def judge_redis(facts: RedisFacts, ack: Literal["broker", "redis"]) -> list[Find
             mend=_configuration("no-appendfsync-on-rewrite no"),
         ),
         judged(
+            "redis.default_user",
+            facts.default_user_refused,
+            lambda refused: not refused,
+            shown=_default_user(facts.default_user_refused),
+            wanted="allowed to run what the scripts run, whether or not anybody can log in as it",
+            why="Redis loads its file as this user: what a script wrote is dropped where it may not write, at each restart",
+            mend="`ACL SETUSER default off ~* &* +@all`, and `user default off ~* &* +@all` in redis.conf or the ACL file",
+        ),
+        judged(
             "redis.scripts",
             facts.scripts_refused,
             lambda refused: not refused,
@@ -179,6 +206,10 @@ def _yes_no(value: bool | Untold) -> str:
     return "yes" if value is True else "no"
 
 
+def _default_user(refused: tuple[str, ...] | Untold) -> str:
+    return f"may not run {', '.join(refused)}" if isinstance(refused, tuple) and refused else "may write"
+
+
 def _scripts(refused: tuple[str, ...] | Untold) -> str:
     if isinstance(refused, Untold) or not refused:
         return f"{len(lua.names())} loaded"
@@ -207,6 +238,17 @@ async def _config(redis: RedisDoor) -> dict[str, str]:
         # A server in the cloud answers that there is no such command.
         return {}
     return {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+async def _default_user_refused(redis: RedisDoor) -> tuple[str, ...] | Untold:
+    try:
+        answers = [await redis.command("ACL", "DRYRUN", "default", *write) for write in _WRITES]
+    except StoreRefused as refused:
+        _only_noperm(refused)
+        return Untold(_DRYRUN_RIGHT)
+    except ScriptFailed:
+        return Untold("a server that has no `ACL DRYRUN` cannot be asked: see that the user default may write")
+    return tuple(write[0] for write, answer in zip(_WRITES, answers, strict=True) if answer != b"OK")
 
 
 async def _scripts_refused(redis: RedisDoor) -> tuple[str, ...] | Untold:

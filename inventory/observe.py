@@ -18,7 +18,7 @@ PAGE_KEYS: Final = 500
 _SELECT_BALANCES: Final = sql.load("select_balances_to_compare")
 
 
-class _Row(msgspec.Struct, array_like=True, frozen=True):
+class RedisRow(msgspec.Struct, array_like=True, frozen=True):
     """One row of `read_keys.lua`."""
 
     state: int
@@ -54,6 +54,15 @@ async def balances_in_mysql(database: Database, names: Sequence[str]) -> dict[st
 
 
 async def _balances_in_redis(redis: RedisDoor, keys: EpochKeys, names: Sequence[str]) -> dict[str, InRedis | None]:
+    found: dict[str, InRedis | None] = {}
+    for row in await rows_in_redis(redis, keys, names):
+        quantities = Quantities(row.available, row.reserved, row.sold, row.consumed, row.locked)
+        found[row.inventory_key] = None if row.state == 0 else InRedis(quantities if row.state == 1 else None, row.seq)
+    return found
+
+
+async def rows_in_redis(redis: RedisDoor, keys: EpochKeys, names: Sequence[str]) -> list[RedisRow]:
+    """Up to `PAGE_KEYS` keys as Redis has them, in their order; raises HeadMissing and what the door raises."""
     packed: bytes = await redis.run(
         lua.load("read_keys"),
         [keys.head, keys.opened, *(keys.balance(name) for name in names)],
@@ -62,12 +71,7 @@ async def _balances_in_redis(redis: RedisDoor, keys: EpochKeys, names: Sequence[
     code, rows = msgspec.msgpack.decode(packed, type=tuple[int, list[Any]])
     if code != 0:
         raise HeadMissing(f"epoch {keys.epoch} of shard {keys.shard} has no head")
-    found: dict[str, InRedis | None] = {}
-    for name, values in zip(names, rows, strict=True):
-        row = msgspec.convert(values, _Row)
-        quantities = Quantities(row.available, row.reserved, row.sold, row.consumed, row.locked)
-        found[name] = None if row.state == 0 else InRedis(quantities if row.state == 1 else None, row.seq)
-    return found
+    return [msgspec.convert(values, RedisRow) for values in rows]
 
 
 async def opened_keys(redis: RedisDoor, keys: EpochKeys) -> AsyncIterator[list[str]]:

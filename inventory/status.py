@@ -9,6 +9,8 @@ import sql
 from inventory import operator_actions, reconcile_tasks
 from inventory.audit import Check, audit
 from inventory.events import decode_changes
+from inventory.explain_key import KeyExplanation, explain_key
+from inventory.explain_order import OrderExplanation, explain_order
 from inventory.head import redis_now_ms
 from inventory.operator_actions import Action, ActionPage
 from inventory.reconcile_tasks import TaskView
@@ -90,6 +92,14 @@ class Overview:
     async def actions(self, limit: int, before: str) -> ActionPage:
         """What operators did, the newest first; raises BadCursor and what the door raises."""
         return await operator_actions.read_page(self._database, limit, before)
+
+    async def explain_key(self, key: str, limit: int, before: int) -> KeyExplanation | None:
+        """Why a key's number is what it is; None for an unknown key. See `inventory.explain_key`."""
+        return await explain_key(self._database, self._redis, self._shard, key, limit, before)
+
+    async def explain_order(self, tenant: str, order_id: str, limit: int, after: str) -> OrderExplanation | None:
+        """Why an order stands as it does; None for an unknown order. See `inventory.explain_order`."""
+        return await explain_order(self._database, self._redis, self._shard, tenant, order_id, limit, after)
 
     async def read_reconcile(self, task_id: int) -> TaskView | None:
         """One task; None if there is none with this number. Raises what the door raises."""

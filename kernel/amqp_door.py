@@ -7,7 +7,7 @@ reconnection would hide exactly what a leader must notice, because its lock dies
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, cast
@@ -26,6 +26,7 @@ from kernel.metrics import Metrics
 from kernel.settings import Settings
 
 CLOSE_LIMIT_S: Final = 2.0
+BLOCKED: Final = "the broker has blocked publishing: it runs out of memory or disk"
 ABANDONED: Final = "abandoned"
 """Why a connection ended that nobody wants any more: not a failure."""
 PERSISTENT: Final = 2
@@ -95,8 +96,8 @@ class _Link:
         timeout_s = settings.amqp_timeout_ms / 1000
         try:
             with _translated("not_executed"):
-                async with asyncio.timeout(timeout_s):
-                    await connection.connect()  # pyright: ignore[reportUnknownMemberType]
+                connecting = cast("Coroutine[Any, Any, Any]", connection.connect())  # pyright: ignore[reportUnknownMemberType]
+                await _limited(connecting, timeout_s, transport.cut)
         except BaseException as failure:
             transport.cut()
             if metrics is not None and isinstance(failure, StoreUnavailable):
@@ -124,16 +125,43 @@ class _Link:
                 self._metrics.store_errors_total.labels("rabbitmq", "CONNECTION_LOST").inc()
         self._transport.cut()
 
+    @property
+    def blocked(self) -> bool:
+        """Whether the broker has said that it reads nothing from this connection now: it runs out of memory or disk."""
+        # The driver tells only by what would have to wait.
+        waiting = self.connection.ready()
+        try:
+            waiting.send(None)
+        except StopIteration:
+            return False
+        finally:
+            waiting.close()
+        return True
+
+    @asynccontextmanager
+    async def limited(self) -> AsyncGenerator[None]:
+        """Exchanges within one limit. Who is not answered in time cuts the link, and then is cancelled: what the driver
+        does to clean up must not wait for the same silence.
+        """
+        watchdog = asyncio.get_running_loop().call_later(
+            self.timeout_s, self.cut, f"no answer within {self.timeout_s:g} s"
+        )
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                yield
+        finally:
+            watchdog.cancel()
+
     async def channel(self, *, confirms: bool) -> Channel:
         """Open a channel; raises as the driver does."""
-        async with asyncio.timeout(self.timeout_s):
+        async with self.limited():
             return cast("Channel", await self.connection.channel(publisher_confirms=confirms))
 
     @asynccontextmanager
     async def own_channel(self) -> AsyncGenerator[Channel]:
         """A channel for one request that may fail: a refusal closes the channel it was made on, and no other."""
         with _translated("not_executed"):
-            async with asyncio.timeout(self.timeout_s):
+            async with self.limited():
                 channel = cast("Channel", await self.connection.channel(publisher_confirms=False))
                 # Where the request fails the channel is closed already: by the refusal, or by the driver giving it up.
                 yield channel
@@ -162,13 +190,35 @@ class _Link:
         """Close channel and connection, for at most `CLOSE_LIMIT_S`; afterwards the transport is gone in any case."""
         if not self.closed.done():
             self.closed.set_result("closed here")
+
+        async def say_goodbye() -> None:
+            await channel.close()
+            await self.connection.close()
+
         try:
             with suppress(TimeoutError, *_FAILURES):
-                async with asyncio.timeout(CLOSE_LIMIT_S):
-                    await channel.close()
-                    await self.connection.close()
+                await _limited(say_goodbye(), CLOSE_LIMIT_S, self._transport.cut)
         finally:
             self._transport.cut()
+
+
+async def _limited(work: Coroutine[Any, Any, None], limit_s: float, cut: Callable[[], None]) -> None:
+    """Let the driver work within a limit. At the limit, or when cancelled, the transport is cut first: only then does
+    what the driver does to clean up (a farewell, the end of a TLS session) wait for nobody. Raises TimeoutError.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task], timeout=limit_s)
+    finally:
+        late = not task.done()
+        if late:
+            cut()
+            task.cancel()
+            # Whatever it ends with is of no interest any more.
+            await asyncio.gather(task, return_exceptions=True)
+    if late:
+        raise TimeoutError
+    task.result()
 
 
 @contextmanager
@@ -179,6 +229,10 @@ def _translated(outcome: StoreOutcome) -> Generator[None]:
     except TimeoutError as late:
         raise StoreUnavailable("rabbitmq", outcome, "no answer in time") from late
     except _FAILURES as failure:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            # The driver raises the end of a connection in place of a cancellation that comes with it. Who is asked to
+            # end must not take it for a failure and begin anew.
+            raise asyncio.CancelledError from failure
         if code := _REFUSED.get(type(failure)):  # pyright: ignore[reportArgumentType]
             raise StoreRefused("rabbitmq", code, str(failure)) from failure
         raise StoreUnavailable("rabbitmq", outcome, repr(failure)) from failure
@@ -249,15 +303,25 @@ class Publisher:
             if self.closed.done():
                 raise StoreUnavailable("rabbitmq", "not_executed", f"connection closed: {self.closed.result()}")
             with _translated("unknown"):
-                async with asyncio.timeout(self._confirm_timeout_s):
-                    answer = await self._channel.basic_publish(
-                        body, routing_key=queue_name, properties=properties, mandatory=True, wait=False
-                    )
+                try:
+                    async with asyncio.timeout(self._confirm_timeout_s):
+                        answer = await self._channel.basic_publish(
+                            body, routing_key=queue_name, properties=properties, mandatory=True, wait=False
+                        )
+                except TimeoutError:
+                    if self.blocked:
+                        raise StoreUnavailable("rabbitmq", "unknown", BLOCKED) from None
+                    raise
             if not isinstance(answer, spec.Basic.Ack) or self.closed.done():
                 raise StoreUnavailable("rabbitmq", "unknown", f"answered by {type(answer).__name__}, not believed")
         except BaseException as failure:
             self._link.cut(f"publish: {failure!r}")
             raise
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the broker has stopped reading what is published here (it runs out of memory or disk)."""
+        return not self.closed.done() and self._link.blocked
 
     async def queue_depth(self, queue_name: str) -> tuple[int, int]:
         """Ready messages and consumers of a queue; raises StoreRefused `NOT_FOUND`."""
@@ -306,7 +370,7 @@ class Consumer:
         try:
             with _translated("not_executed"):
                 channel = await link.channel(confirms=False)
-                async with asyncio.timeout(link.timeout_s):
+                async with link.limited():
                     await channel.basic_qos(prefetch_count=prefetch)
         except BaseException:
             link.cut("no channel")
@@ -322,7 +386,7 @@ class Consumer:
     async def start(self, queue_name: str) -> None:
         """Consume a queue with manual acknowledgement; raises StoreRefused `NOT_FOUND`, and then it is closed."""
         with _translated("not_executed"):
-            async with asyncio.timeout(self._link.timeout_s):
+            async with self._link.limited():
                 await self._channel.basic_consume(queue_name, self._enqueue, no_ack=False)
 
     async def _enqueue(self, message: DeliveredMessage) -> None:
@@ -359,7 +423,7 @@ class Consumer:
 
     async def _ack(self, delivery: Delivery, *, multiple: bool) -> None:
         with _translated("unknown"):
-            async with asyncio.timeout(self._link.timeout_s):
+            async with self._link.limited():
                 await self._channel.basic_ack(delivery.tag, multiple=multiple, wait=False)
 
     async def close(self) -> None:

@@ -65,6 +65,8 @@ DELIVERY_LIMIT: Final = 1_000_000
 # Time.
 SHARD_POLL_MS: Final = 500
 CLOCK_SKEW_MS_MAX: Final = 5_000
+# A statement of the audit reads a whole table: the limit of the statements that decide would end it on a full one.
+AUDIT_STATEMENT_MS_MAX: Final = 600_000
 
 # Relations. A wrong edit fails at import, with the reason beside it.
 assert LINES_PER_ORDER_MAX <= BATCH_LINES_MAX, "one order must fit into one call"

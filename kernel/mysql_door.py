@@ -7,9 +7,9 @@ was cut short closes its connection, because its late reply must reach nobody el
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, NewType, Self
+from typing import Any, Final, NewType, Self, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncmy
@@ -30,6 +30,9 @@ from kernel.errors import (
 )
 from kernel.metrics import Metrics
 from kernel.settings import Settings
+from kernel.silence import Silence
+
+Got = TypeVar("Got")
 
 Statement = NewType("Statement", str)
 """One SQL statement as it stands in its file; made by `sql.load(name)` alone. Parameters are `%s`, a literal `%` is `%%`."""
@@ -118,6 +121,10 @@ class _ConnectionLostError(Exception):
     """The connection is of no use any more; what it means depends on what was under way."""
 
 
+class _NoAnswerError(_ConnectionLostError):
+    """Nothing came within the time limit. Another connection would be kept waiting too: nothing is asked again."""
+
+
 def translate(error: driver.MySQLError) -> StockgateError | None:
     """The failure that a server's error is, or None where it tells that the connection is lost."""
     errno = error.args[0] if error.args and isinstance(error.args[0], int) else 0
@@ -137,11 +144,12 @@ def translate(error: driver.MySQLError) -> StockgateError | None:
 class _Session:
     """One connection with its session settings, and what was prepared on it."""
 
-    __slots__ = ("connection", "last_used", "packet_bytes_max", "prepared")
+    __slots__ = ("connection", "last_used", "packet_bytes_max", "prepared", "silence")
 
-    def __init__(self, connection: Connection, packet_bytes_max: int) -> None:
+    def __init__(self, connection: Connection, silence: Silence) -> None:
         self.connection: Any = connection
-        self.packet_bytes_max = packet_bytes_max
+        self.silence = silence
+        self.packet_bytes_max = 0
         self.prepared: dict[Statement, Any] = {}
         self.last_used = time.monotonic()
 
@@ -161,23 +169,32 @@ class _Session:
 @asynccontextmanager
 async def _asking(session: _Session, timeout_s: float) -> AsyncGenerator[None]:
     """One exchange within its time limit. Raises the translated failure, or _ConnectionLostError with the session closed."""
+    began = time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
             yield
+        session.silence.answered()
     except TimeoutError:
         session.close()
-        raise _ConnectionLostError(f"no answer within {timeout_s:g} s") from None
+        session.silence.unanswered()
+        raise _NoAnswerError(f"no answer within {timeout_s:g} s") from None
     except driver.MySQLError as error:
+        session.silence.answered()
         failure = translate(error)
         if failure is not None:
             raise failure from error
         session.close()
         raise _ConnectionLostError(str(error)) from error
     except OSError as error:
+        session.silence.answered()
         session.close()
         raise _ConnectionLostError(str(error)) from error
+    except asyncio.CancelledError:
+        session.close()
+        session.silence.given_up(time.monotonic() - began, timeout_s)
+        raise
     except BaseException:
-        # Cancelled, or a reply that the driver could not read: what is left of it must not reach the next caller.
+        # A reply that the driver could not read: what is left of it must not reach the next caller.
         session.close()
         raise
 
@@ -311,6 +328,7 @@ class Database:
             idle_s=IDLE_TRANSACTION_S,
         )
         self._slots = asyncio.Semaphore(pool_max)
+        self._silence = Silence("mysql")
         self._idle: list[_Session] = []
         self._closed = False
         self.generation = 0
@@ -352,16 +370,7 @@ class Database:
         Raises as `Transaction.fetch_all`.
         """
         async with self._slot():
-            try:
-                session, fresh = await self._take()
-                try:
-                    return await self._read(session, statement, params)
-                except _ConnectionLostError:
-                    if fresh:
-                        raise
-                return await self._read(await self._connect(), statement, params)
-            except _ConnectionLostError as lost:
-                raise StoreUnavailable("mysql", "not_executed", str(lost)) from lost
+            return await self._first(lambda session: self._read(session, statement, params))
 
     async def close(self) -> None:
         """Close all idle sessions; those in use close when they come back."""
@@ -373,40 +382,63 @@ class Database:
     async def _session(self, first: str) -> AsyncGenerator[_Session]:
         """Hold a session that has just run `first`: a pooled one that died in the meantime is replaced unnoticed."""
         async with self._slot():
-            try:
-                session, fresh = await self._take()
-                try:
-                    await self._run(session, first)
-                except _ConnectionLostError:
-                    if fresh:
-                        raise
-                    session = await self._connect()
-                    await self._run(session, first)
-            except _ConnectionLostError as lost:
-                raise StoreUnavailable("mysql", "not_executed", str(lost)) from lost
+
+            async def begin(session: _Session) -> _Session:
+                await self._run(session, first)
+                return session
+
+            session = await self._first(begin)
             try:
                 yield session
             finally:
                 self._give_back(session)
 
+    async def _first(self, ask: Callable[[_Session], Awaitable[Got]]) -> Got:
+        """The first exchange of a call, on a pooled session or, where that turns out to be dead, on a fresh one.
+
+        One that did not answer in time is not replaced: that would only wait once more for the same silence.
+        """
+        try:
+            session, fresh = await self._take()
+            try:
+                return await ask(session)
+            except _ConnectionLostError as lost:
+                if fresh or isinstance(lost, _NoAnswerError):
+                    raise
+            return await ask(await self._connect())
+        except _ConnectionLostError as lost:
+            if isinstance(lost, _NoAnswerError):
+                # Where one was swallowed the others may be too, and each would cost somebody his time limit.
+                self._drop_idle()
+            raise StoreUnavailable("mysql", "not_executed", str(lost)) from lost
+
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[None]:
         try:
+            self._silence.check()
             async with asyncio.timeout(self._timeout_s):
                 await self._slots.acquire()
+        except StoreUnavailable as silent:
+            self._count(silent)
+            raise
         except TimeoutError:
             busy = StoreUnavailable("mysql", "not_executed", f"all sessions are busy for {self._timeout_s:g} s")
             self._count(busy)
             raise busy from None
         self._in_use += 1
         try:
-            yield
+            with self._silence.call():
+                yield
         except (StoreUnavailable, StatementError) as failure:
             self._count(failure)
             raise
         finally:
             self._in_use -= 1
             self._slots.release()
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
 
     def _count(self, failure: StoreUnavailable | StatementError) -> None:
         # What another store refused within a transaction of ours passes by here too.
@@ -433,26 +465,45 @@ class Database:
     async def _connect(self) -> _Session:
         if self._closed:
             raise _ConnectionLostError("the database is closed")
+        session: _Session | None = None
+        began = time.monotonic()
         try:
+            # One limit for all of it, the session's settings included.
             async with asyncio.timeout(self._timeout_s):
-                connection = await asyncmy.connect(**self._options)  # pyright: ignore[reportUnknownMemberType]
+                session = _Session(await self._dial(), self._silence)
+                await self._run(session, self._session_settings)
+                await self._run(session, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                async with _asking(session, self._timeout_s):
+                    rows = await _query(session, Statement("SELECT @@max_allowed_packet"), ())
         except TimeoutError:
-            raise _ConnectionLostError(f"not connected within {self._timeout_s:g} s") from None
+            if session is None:
+                self._silence.unanswered()
+            raise _NoAnswerError(f"not connected within {self._timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            if session is None:
+                self._silence.given_up(time.monotonic() - began, self._timeout_s)
+            raise
+        session.packet_bytes_max = int(rows[0][0])
+        return session
+
+    async def _dial(self) -> Connection:
+        """Connect and log in. The caller limits it."""
+        try:
+            # The driver dials with wait_for, which loses a cancellation that comes together with the connection. What
+            # would then wait for ever is cancelled a second time.
+            async with asyncio.timeout(2 * self._timeout_s):
+                connection = await asyncmy.connect(**self._options)  # pyright: ignore[reportUnknownMemberType]
         except driver.MySQLError as error:
+            self._silence.answered()
             failure = translate(error)
             raise failure or _ConnectionLostError(str(error)) from error
         except OSError as error:
+            self._silence.answered()
             raise _ConnectionLostError(str(error)) from error
         self.generation += 1
         if self._metrics is not None:
             self._metrics.store_connections_total.labels("mysql").inc()
-        session = _Session(connection, 0)
-        await self._run(session, self._session_settings)
-        await self._run(session, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        async with _asking(session, self._timeout_s):
-            rows = await _query(session, Statement("SELECT @@max_allowed_packet"), ())
-        session.packet_bytes_max = int(rows[0][0])
-        return session
+        return connection
 
     async def _read(self, session: _Session, statement: Statement, params: Sequence[Any]) -> list[tuple[Any, ...]]:
         try:
@@ -477,8 +528,8 @@ def _connect_options(settings: Settings, name: str) -> dict[str, Any]:
         "database": unquote(url.path.strip("/")) or None,
         "charset": "utf8mb4",
         "autocommit": True,
-        "connect_timeout": settings.mysql_timeout_ms / 1000,
-        # The driver's own limit makes a task per read; ours is around the whole exchange.
+        # The driver's own limits: for dialling a part of it, for reading a task each. Ours is around the whole exchange.
+        "connect_timeout": 2 * settings.mysql_timeout_ms / 1000,
         "read_timeout": None,
         # echo would log parameters; the statement cache would refuse a tuple for IN.
         "echo": False,

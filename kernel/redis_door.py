@@ -264,7 +264,8 @@ class Subscription:
                     if asked:
                         await self._connection.disconnect(nowait=True)
                         raise RedisConnectionError("no answer to a ping")
-                    await self._connection.send_packed_command([pack(("PING",))], check_health=False)
+                    async with asyncio.timeout(self._timeout_s):
+                        await self._connection.send_packed_command([pack(("PING",))], check_health=False)
                     limit_s, asked = self._timeout_s, True
                 elif reply[0] == b"message":
                     return reply[2]

@@ -17,6 +17,7 @@ from typing import Any
 
 from client.failures import ClientError
 from loadtests.bench_cpu import measure_cpu
+from loadtests.bench_endurance import drain_backlog, measure_memory, sustain
 from loadtests.bench_machine import describe_machine
 from loadtests.bench_processes import stay_on_cores
 from loadtests.bench_ratios import compare_with_constant, compare_with_designs, compare_with_script
@@ -62,6 +63,24 @@ async def operations(arguments: argparse.Namespace, folder: Path) -> dict[str, A
         return await compare_with_script(system, _load(arguments), arguments.rounds, folder)
 
 
+async def worker(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The persist worker alone on a prepared backlog."""
+    return await drain_backlog(folder, events=20_000 if arguments.quick else 150_000, rounds=min(3, arguments.rounds))
+
+
+async def sustained(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """A minute at 90 % of the capacity measured just before, in an open loop."""
+    async with running_stack(folder, "broker") as system:
+        return await sustain(system, _load(arguments), sustained_s=10.0 if arguments.quick else 60.0)
+
+
+async def memory(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Memory of the processes over a million operations, and of an open order in Redis."""
+    orders, operations = (5_000, 20_000) if arguments.quick else (100_000, 1_000_000)
+    async with running_stack(folder, "broker") as system:
+        return await measure_memory(system, _load(arguments), orders=orders, operations=operations)
+
+
 async def machine(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What it is measured on, with a probe of the disk."""
     return await describe_machine(folder, arguments.cores, fsync_writes=100 if arguments.quick else 1_000)
@@ -72,6 +91,9 @@ PARTS: dict[str, Part] = {
     "designs": designs,
     "constant": constant,
     "operations": operations,
+    "worker": worker,
+    "sustained": sustained,
+    "memory": memory,
     "cpu": cpu,
 }
 

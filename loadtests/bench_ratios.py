@@ -113,7 +113,8 @@ async def script_alone(folder: Path, seconds: float) -> AsyncGenerator[Take]:
         # Its calls are made beforehand, which takes longer than to run them.
         figures = await answer(60 + 10 * seconds)
         each_ms = 1000 * figures["seconds"] / figures["operations"]
-        return Round(int(figures["operations"]), figures["seconds"], each_ms, each_ms, 0.0, figures)
+        operations = int(figures["operations"])
+        return Round(operations, operations, figures["seconds"], each_ms, each_ms, 0.0, figures)
 
     try:
         await answer(SCRIPT_START_LIMIT_S)

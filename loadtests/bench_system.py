@@ -44,7 +44,7 @@ class Catalogue:
 
     prefix: str
     keys: int
-    accepted: int = 0
+    reserved: int = 0
     """Reserves of one unit that were answered 201."""
     cut_off_max: int = 0
     """Reserves that may have been accepted without anybody hearing it: wrk ends with requests under way."""
@@ -108,7 +108,7 @@ class System:
                 **environment,
             },
         )
-        catalogue.accepted += done.accepted
+        catalogue.reserved += done.reserved
         in_a_request = int(environment.get("OPERATIONS", "100")) if load.script == "operations" else 1
         catalogue.cut_off_max += load.connections * in_a_request
         return done
@@ -133,30 +133,30 @@ class System:
             await asyncio.sleep(0.05)
         raise BenchError(f"the backlog is not empty after {limit_s:.0f} s: {left} entries are left")
 
-    async def check_books(self, catalogue: Catalogue) -> dict[str, object]:
-        """Compare what was answered with what is held, and both stores with each other; raises BenchError.
+    async def check_books(self, catalogue: Catalogue) -> dict[str, Any]:
+        """Compare what was answered with what was taken, and both stores with each other; raises BenchError.
 
-        Every accepted reserve of one unit is held, and no more is than was asked for.
+        Every reserve of one unit that was answered 201 took one, and no more was taken than was asked for.
         """
         await self.until_drained()
         names = [f"{catalogue.prefix}{number}" for number in range(catalogue.keys)]
-        held = 0
+        taken = 0
         async with self.client("orders") as client:
             for start in range(0, len(names), _QUERY_KEYS_MAX):
                 for answer in await client.query_inventory(names[start : start + _QUERY_KEYS_MAX]):
                     if not isinstance(answer, Done):
                         raise BenchError(f"a key of the bench cannot be read: {answer.code}")
                     key = answer.value
-                    held += key.reserved
-                    if key.total != STOCK or key.available + key.reserved != STOCK:
+                    taken += key.reserved + key.sold
+                    if key.total != STOCK or key.available + key.reserved + key.sold != STOCK:
                         raise BenchError(f"the quantities of {key.inventory_key} do not sum up: {key}")
-        if not catalogue.accepted <= held <= catalogue.accepted + catalogue.cut_off_max:
+        if not catalogue.reserved <= taken <= catalogue.reserved + catalogue.cut_off_max:
             raise BenchError(
-                f"{catalogue.accepted} reserves were answered 201, {held} are held, and at most "
-                f"{catalogue.cut_off_max} more than answered can be"
+                f"{catalogue.reserved} reserves were answered 201, {taken} units were taken, and at most "
+                f"{catalogue.cut_off_max} more than answered can have been"
             )
         await self._audit()
-        return {"accepted": catalogue.accepted, "held": held, "audit": "ok"}
+        return {"answered": catalogue.reserved, "taken": taken, "audit": "ok"}
 
     async def _audit(self) -> None:
         """Every invariant, by the operators' command, which may take its time; raises BenchError with what is violated."""
@@ -166,7 +166,7 @@ class System:
             # A statement over all rows of a long run takes longer than one that a request waits for.
             env={**os.environ, "STOCKGATE_MYSQL_TIMEOUT_MS": "60000"},
         )
-        out = await _until_ended(process, AUDIT_LIMIT_S)
+        out = await until_ended(process, AUDIT_LIMIT_S)
         lines = out.decode().splitlines()
         report: dict[str, Any] = json.loads(lines[-1]) if lines else {}
         if process.returncode != 0 or not report.get("ok"):
@@ -175,15 +175,22 @@ class System:
             ]
             raise BenchError(f"the audit ended with {process.returncode}; violations: {broken}")
 
+    def redis_owner(self) -> tuple[str, str, str, str]:
+        """Host, port, and the name and password of the account that may do all."""
+        passwords: dict[str, str] = json.loads((self.run_dir / "passwords.json").read_text())
+        redis = urlsplit(self._stack["redis"])
+        return str(redis.hostname), str(redis.port), "admin", passwords["redis"]
+
     def baseline_environment(self) -> dict[str, str]:
         """The same servers for the baselines, by their owners' accounts and in databases of their own."""
         passwords: dict[str, str] = json.loads((self.run_dir / "passwords.json").read_text())
         admin = configparser.ConfigParser(interpolation=None)
         admin.read_string((self.run_dir / "mariadb" / "client.cnf").read_text())
         account = admin["client"]
-        redis, amqp = urlsplit(self._stack["redis"]), urlsplit(self._stack["amqp"])
+        amqp = urlsplit(self._stack["amqp"])
+        host, port, user, password = self.redis_owner()
         return {
-            "REDIS_URL": f"redis://admin:{passwords['redis']}@{redis.hostname}:{redis.port}/9",
+            "REDIS_URL": f"redis://{user}:{password}@{host}:{port}/9",
             "AMQP_URL": f"amqp://stockgate:{passwords['rabbitmq']}@{amqp.hostname}:{amqp.port}{amqp.path}",
             "MYSQL_HOST": account["host"],
             "MYSQL_PORT": account["port"],
@@ -193,7 +200,7 @@ class System:
         }
 
 
-async def _until_ended(process: asyncio.subprocess.Process, limit_s: float) -> bytes:
+async def until_ended(process: asyncio.subprocess.Process, limit_s: float) -> bytes:
     """What it wrote into a pipe, if it has one; one that does not end in time is ended. Raises BenchError then."""
     try:
         async with asyncio.timeout(limit_s):
@@ -209,7 +216,7 @@ async def _until_ended(process: asyncio.subprocess.Process, limit_s: float) -> b
 
 async def _run(command: Sequence[str], limit_s: float, environment: Mapping[str, str]) -> int:
     process = await asyncio.create_subprocess_exec(*command, stdout=sys.stderr, env=environment)
-    await _until_ended(process, limit_s)
+    await until_ended(process, limit_s)
     return process.returncode or 0
 
 

@@ -34,7 +34,9 @@ class Round:
     """What wrk saw. Latencies are those of whole requests, in milliseconds, from sending to the answer's end."""
 
     accepted: int
-    """Operations that were answered 201."""
+    """Operations that were accepted: answered 201, and where confirms are among them 200."""
+    reserved: int
+    """Reserves of one unit that were answered 201."""
     seconds: float
     p50_ms: float
     p99_ms: float
@@ -77,6 +79,7 @@ async def run_wrk(url: str, load: Load, environment: Mapping[str, str]) -> Round
         raise LoadFailedError(f"{refused:.0f} requests or operations were not accepted:\n{output.decode()}")
     return Round(
         accepted=int(figures.get("accepted", figures["requests"])),
+        reserved=int(figures.get("reserved", figures.get("accepted", figures["requests"]))),
         seconds=figures["seconds"],
         p50_ms=figures["p50_us"] / 1000,
         p99_ms=figures["p99_us"] / 1000,

@@ -18,6 +18,7 @@ REDIS_COMMANDS: Final = (
     "client|setname",
     "select",
     "evalsha",
+    "script|exists",
     "script|load",
     "subscribe",
     "xread",
@@ -49,6 +50,7 @@ REDIS_COMMANDS: Final = (
     "zadd",
     "zrem",
     # What a process looks at before it calls itself ready. Passwords are not in the configuration, they are in the ACL.
+    "acl|dryrun",
     "config|get",
     "info",
 )
@@ -99,8 +101,9 @@ ROLES: Final[dict[RoleName, Role]] = {
         Role("leader", redis=True, queue=_LEADS),
         Role("persist-worker", redis=False, queue=QueueRights(configure=_LOG, write="^$", read=_LOG)),
         Role("reconciler", redis=True, queue=None),
-        # Whoever types `stockgate audit`, `repair` or `reconcile`; may look at the queue, and takes nothing from it.
-        Role("operator", redis=True, queue=QueueRights(configure="^$", write="^$", read="^$")),
+        # Whoever types `stockgate audit`, `doctor`, `repair` or `reconcile`; takes nothing from the queue. Only who may
+        # declare a queue is told by the broker whether it has the arguments that it must have.
+        Role("operator", redis=True, queue=QueueRights(configure=_LOG, write="^$", read="^$")),
     )
 }
 

@@ -3,15 +3,10 @@
 import json
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from kernel.settings import Settings
 from reconciler.commands import actions
-from stockgate.plain_text import plain
+from stockgate.sections import Section, show
 
-NOTHING = "no operator has changed anything"
 COLUMNS = ("at (UTC)", "who", "what", "target", "why", "outcome", "before", "after")
 
 
@@ -20,36 +15,17 @@ def run(settings: Settings, *, limit: int, before: str, as_json: bool) -> int:
     result = actions(settings, limit=limit, before=before)
     if as_json:
         print(json.dumps(result))  # noqa: T201 -- the command's answer
-        return 0 if result["ok"] else 1
-    if not result["ok"]:
-        print(f"not read: {result['error']}")  # noqa: T201 -- as above
-        return 1
-    console = Console()
-    if console.is_terminal:
-        console.print(*_on_terminal(result), sep="\n")
+    elif result["ok"]:
+        show([section(result)])
     else:
-        print("\n".join(plain_lines(result)))  # noqa: T201 -- as above
-    return 0
+        show([Section("not read", [result["error"]], style="red")])
+    return 0 if result["ok"] else 1
 
 
-def _on_terminal(result: dict[str, Any]) -> list[Any]:
-    rows = [_row(action) for action in result["actions"]]
-    if not rows:
-        return [Text(NOTHING)]
-    table = Table(*COLUMNS)
-    for row in rows:
-        table.add_row(*map(plain, row))
-    return [table, *map(plain, _more(result))]
-
-
-def plain_lines(result: dict[str, Any]) -> list[str]:
-    """One line for each action, its cells divided by tabs: a tab within a cell is written as an escape."""
-    rows = ["\t".join(plain(cell).plain for cell in _row(action)) for action in result["actions"]]
-    return [*(rows or [NOTHING]), *_more(result)]
-
-
-def _more(result: dict[str, Any]) -> list[str]:
-    return [f"more: stockgate actions --before {result['next_before']}"] if result["next_before"] else []
+def section(result: dict[str, Any]) -> Section:
+    """One page as a table."""
+    more = [f"more: stockgate actions --before {result['next_before']}"] if result["next_before"] else []
+    return Section("what operators did", more, COLUMNS, [_row(action) for action in result["actions"]])
 
 
 def _row(action: dict[str, Any]) -> list[str]:
@@ -59,5 +35,4 @@ def _row(action: dict[str, Any]) -> list[str]:
     why = action["reason"] + (f" (approval {action['approval_no']})" if action["approval_no"] else "")
     outcome = action["outcome"] + (f": {action['detail']}" if action["detail"] else "")
     at = str(action["at"])[:19].replace("T", " ")
-    who = action["actor"] or "-"
-    return [at, who, what, action["target"], why or "-", outcome, action["before"], action["after"]]
+    return [at, action["actor"], what, action["target"], why, outcome, action["before"], action["after"]]

@@ -37,6 +37,14 @@ class Ack(StrEnum):
     redis = "redis"
 
 
+class ServerWithAccounts(StrEnum):
+    """Servers at which processes have accounts."""
+
+    mysql = "mysql"
+    redis = "redis"
+    rabbitmq = "rabbitmq"
+
+
 def load(module: str, function: str) -> Callable[..., Any]:
     """The function of a role's module; raises StackError where this installation lacks it."""
     try:
@@ -51,6 +59,7 @@ def read_settings(run_dir: Path | None = None) -> object:
     """Settings from the environment; a development stack that runs in `run_dir` fills in what is not set."""
     if run_dir and (run_dir / "stack.json").exists():
         stack = json.loads((run_dir / "stack.json").read_text())
+        stack = stack.get("operator", stack)
         for name, said in (("REDIS_URL", "redis"), ("MYSQL_URL", "mysql"), ("AMQP_URL", "amqp")):
             os.environ.setdefault(f"STOCKGATE_{name}", stack[said])
     try:
@@ -110,9 +119,20 @@ def demo(
 
 
 @app.command()
-def migrate() -> int:
+def migrate(
+    grants: Annotated[bool, typer.Option("--grants", help="Then give each process's account its rights.")] = False,
+) -> int:
     """Bring the database to this version's tables."""
-    return load("sql.migrate", "run")(read_settings())
+    settings = read_settings()
+    return load("sql.migrate", "run")(settings) or (load("sql.grant", "run")(settings) if grants else 0)
+
+
+@app.command()
+def grants(
+    server: Annotated[ServerWithAccounts, typer.Argument(help="In whose words.")] = ServerWithAccounts.mysql,
+) -> int:
+    """Print what the accounts of the processes must be allowed at a server."""
+    return load("stockgate.grants_command", "run")(server.value)
 
 
 @app.command()
@@ -171,6 +191,21 @@ def repair(
 
 
 @app.command()
+def explain(
+    key: Annotated[str | None, typer.Argument(help="The inventory key.")] = None,
+    order: Annotated[str | None, typer.Option(help="Explain this order instead.")] = None,
+    tenant: Annotated[str, typer.Option(help="Whose order it is.")] = "demo",
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Changes of the timeline at most.")] = 50,
+    page: Annotated[str, typer.Option(help="The cursor that the page before printed.")] = "",
+    run_dir: RunDir = RUN_DIR,
+    as_json: AsJson = False,
+) -> int:
+    """Say why a key's number is what it is, or why an order stands as it does, and what to do about it."""
+    run = load("stockgate.explain_command", "run")
+    return run(read_settings(run_dir), key=key, order=order, tenant=tenant, limit=limit, page=page, as_json=as_json)
+
+
+@app.command()
 def actions(
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 50,
     before: Annotated[str, typer.Option(help="The cursor that the page before printed.")] = "",
@@ -180,6 +215,12 @@ def actions(
     """List what operators did, why, and what came of it: the audit table and the changes of stock in the ledger."""
     run = load("stockgate.actions_command", "run")
     return run(read_settings(run_dir), limit=limit, before=before, as_json=as_json)
+
+
+@app.command()
+def doctor(run_dir: RunDir = RUN_DIR, as_json: AsJson = False) -> int:
+    """Check the settings of every server against what the protocol rests on, and say how to mend each."""
+    return load("stockgate.doctor_command", "run")(read_settings(run_dir), run_dir=run_dir, as_json=as_json)
 
 
 @app.command()

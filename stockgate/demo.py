@@ -113,7 +113,7 @@ class Demo:
         self.orders = StockgateClient(url, keys["orders"], retries=retries)
         self.inventory = StockgateClient(url, keys["inventory"], retries=retries)
         self.ops = StockgateClient(url, keys["ops"], retries=retries)
-        self.mysql_url: str = description["mysql"]
+        self.mysql_url: str = description["operator"]["mysql"]
         self.player = Player([self.orders], seed=seed)
         self.killed: Identity | None = None
         self.killed_name = ""

@@ -5,7 +5,7 @@ the machine and of other checkouts are neither used nor disturbed. `start()` aft
 the data on the same ports. The objects are not bound to an event loop.
 
 Each server has an owner, who may do all with our data (`url`: migrations, tests), and accounts for our processes, which
-may do what `stockgate.accounts` says (`role_url`).
+may do what `stockgate.accounts` says (`login`).
 """
 
 import asyncio
@@ -84,8 +84,8 @@ class Server(ABC):
         """Address with the owner's user and password, as the settings want it."""
 
     @abstractmethod
-    def role_url(self, role: RoleName) -> str | None:
-        """The same for the account of one kind of process; None for one that does not speak to this server."""
+    def login(self, role: RoleName) -> tuple[str, str] | None:
+        """User and password of one kind of process; None for one that does not speak to this server."""
 
     def alive(self) -> bool:
         return self._child.alive()
@@ -203,10 +203,8 @@ class RedisServer(Server):
     def url(self) -> str:
         return f"redis://{self.owner}:{self.passwords.get(self.name)}@{LOOPBACK}:{self.port}/0"
 
-    def role_url(self, role: RoleName) -> str | None:
-        if not ROLES[role].redis:
-            return None
-        return with_login(self.url, REDIS_USER, self.passwords.get(f"{self.name}-{REDIS_USER}"))
+    def login(self, role: RoleName) -> tuple[str, str] | None:
+        return (REDIS_USER, self.passwords.get(f"{self.name}-{REDIS_USER}")) if ROLES[role].redis else None
 
     @property
     def data_dir(self) -> Path:
@@ -234,7 +232,9 @@ class RedisServer(Server):
             **self.config,
         }
         users = [
-            "default off",
+            # Off, so that nobody can log in as it, and yet it must be allowed all: Redis loads its file as this user, and
+            # would drop each script's writes, which stand there between MULTI and EXEC.
+            "default off ~* &* +@all",
             f"{self.owner} on {self._password_hash(self.name)} ~* &* +@all",
             f"{REDIS_USER} on {self._password_hash(f'{self.name}-{REDIS_USER}')} {' '.join(REDIS_RULE)}",
         ]
@@ -271,8 +271,8 @@ class MariaDBServer(Server):
     def url(self) -> str:
         return f"mysql://stockgate:{self.passwords.get('mariadb')}@{LOOPBACK}:{self.port}/{self.database}"
 
-    def role_url(self, role: RoleName) -> str | None:
-        return with_login(self.url, ROLES[role].account, self.passwords.get(f"{self.name}-{role}"))
+    def login(self, role: RoleName) -> tuple[str, str] | None:
+        return ROLES[role].account, self.passwords.get(f"{self.name}-{role}")
 
     @property
     def admin_url(self) -> str:
@@ -430,10 +430,8 @@ class RabbitServer(Server):
     def url(self) -> str:
         return f"amqp://{self.user}:{self.passwords.get(self.name)}@{LOOPBACK}:{self.port}/{self.vhost}"
 
-    def role_url(self, role: RoleName) -> str | None:
-        if ROLES[role].queue is None:
-            return None
-        return with_login(self.url, ROLES[role].account, self.passwords.get(f"{self.name}-{role}"))
+    def login(self, role: RoleName) -> tuple[str, str] | None:
+        return (ROLES[role].account, self.passwords.get(f"{self.name}-{role}")) if ROLES[role].queue else None
 
     async def add_vhost(self, name: str) -> None:
         """Make a virtual host in which every account has the rights that it has in the first one."""
@@ -617,9 +615,13 @@ class Servers:
 
     def role_addresses(self, role: RoleName) -> dict[str, str]:
         """The same for the account of one kind of process; without the servers that it does not speak to."""
+        return self.as_role(role, self.addresses())
+
+    def as_role(self, role: RoleName, urls: Mapping[str, str]) -> dict[str, str]:
+        """Addresses at these servers, by the names of `stack.json`, with the logins of one kind of process."""
         servers: dict[str, Server] = {"redis": self.redis, "mysql": self.mariadb, "amqp": self.rabbitmq}
-        urls = {name: server.role_url(role) for name, server in servers.items()}
-        return {name: url for name, url in urls.items() if url is not None}
+        logins = {name: servers[name].login(role) for name in urls}
+        return {name: with_login(urls[name], *login) for name, login in logins.items() if login is not None}
 
     async def start(self) -> None:
         """Start all at once; if one fails the others are stopped again and its error is raised."""

@@ -2,7 +2,8 @@
 
     servers → migrate → gateways (one shared listening socket), persist worker, reconciler
 
-What the run directory holds: `stack.json` and `keys.json` for clients, `supervisor.json` for `up` and `down`, `log/`,
+What the run directory holds, readable by its owner alone: `stack.json` (with the logins of the servers' owner, and of the
+operator whom the command line speaks for) and `keys.json` for clients, `supervisor.json` for `up` and `down`, `log/`,
 and the servers' data, which outlives the stack.
 """
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
+from stockgate.accounts import RoleName
 from stockgate.keys import ensure_keys
 from stockgate.ports import LOOPBACK, Ports, is_free
 from stockgate.processes import Child, Identity, StackError, end, log_tail, write_private
@@ -35,6 +37,14 @@ RESTART_DELAY_MAX_S: Final = 5.0
 STEADY_AFTER_S: Final = 30.0
 """A process that lived this long was healthy: its next death is a first one again."""
 STARTUP_DEATHS_MAX: Final = 4
+
+ADDRESS_SETTINGS: Final = {
+    "redis": "STOCKGATE_REDIS_URL",
+    "mysql": "STOCKGATE_MYSQL_URL",
+    "amqp": "STOCKGATE_AMQP_URL",
+}
+
+BACKGROUND_ROLES: Final[tuple[RoleName, ...]] = ("persist-worker", "reconciler")
 
 Say = Callable[[str], None]
 
@@ -67,6 +77,7 @@ class Member(Protocol):
 class ServerGroup(Protocol):
     def __iter__(self) -> Iterator[Member]: ...
     def addresses(self) -> dict[str, str]: ...
+    def role_addresses(self, role: RoleName) -> dict[str, str]: ...
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
 
@@ -175,10 +186,9 @@ class Stack:
             self._describe()
             self._say("starting Redis, MariaDB and RabbitMQ")
             await self._servers.start()
-            env = self._environment(api_keys)
             self._say("migrating the database")
-            await self._migrate(env)
-            self._roles = self._make_roles(env, listener)
+            await self._migrate(self._environment(api_keys, {"mysql": self._servers.addresses()["mysql"]}))
+            self._roles = self._make_roles(api_keys, listener)
             self._say(f"starting {', '.join(role.name for role in self._roles)}")
             for role in self._roles:
                 await role.start()
@@ -189,17 +199,16 @@ class Stack:
                         group.create_task(self._watch(member))
                     group.create_task(self._announce_when_ready(port))
 
-    def _environment(self, api_keys: Path) -> dict[str, str]:
-        addresses = self._servers.addresses()
+    def _environment(self, api_keys: Path, addresses: Mapping[str, str]) -> dict[str, str]:
+        """What a process of ours is told: the servers that it speaks to, as who it is there, and no others."""
+        inherited = {name: value for name, value in os.environ.items() if name not in ADDRESS_SETTINGS.values()}
         return {
             "STOCKGATE_LOG_JSON": "true",
-            **os.environ,
+            **inherited,
             "PYTHONUNBUFFERED": "1",
-            "STOCKGATE_REDIS_URL": addresses["redis"],
-            "STOCKGATE_MYSQL_URL": addresses["mysql"],
-            "STOCKGATE_AMQP_URL": addresses["amqp"],
             "STOCKGATE_API_KEYS_FILE": str(api_keys.absolute()),
             "STOCKGATE_ACK": self._options.ack,
+            **{ADDRESS_SETTINGS[name]: url for name, url in addresses.items()},
         }
 
     def _log(self, name: str) -> Path:
@@ -207,7 +216,7 @@ class Stack:
 
     async def _migrate(self, env: Mapping[str, str]) -> None:
         migrate = Child("migrate", self._log("migrate"))
-        migrate.spawn(self._command("migrate"), env=env)
+        migrate.spawn(self._command("migrate", "--grants"), env=env)
         try:
             async with asyncio.timeout(MIGRATE_LIMIT_S):
                 exit_code = await migrate.wait()
@@ -220,23 +229,25 @@ class Stack:
         if exit_code != 0:
             raise StackError(f"migrate {how_it_ended(exit_code)}:\n{log_tail(migrate.log_path)}")
 
-    def _make_roles(self, env: Mapping[str, str], listener: socket.socket) -> list[Role]:
+    def _make_roles(self, api_keys: Path, listener: socket.socket) -> list[Role]:
         # All gateways accept from one socket that outlives each of them: killing one refuses nobody.
         fd = listener.fileno()
+        env = self._environment(api_keys, self._servers.role_addresses("gateway"))
         gateways = [
-            Role(name, self._log(name), self._command("gateway", "--fd", str(fd)), env, (fd,))
+            Role(
+                name, self._log(name), self._command("gateway", "--fd", str(fd)), env | self._metrics_port(name), (fd,)
+            )
             for name in (f"gateway-{number}" for number in range(1, self._options.gateways + 1))
         ]
-        others = [
-            Role(name, self._log(name), self._command(name), {**env, "STOCKGATE_METRICS_PORT": str(port)})
-            for name, port in self._metrics_ports().items()
-        ]
+        others: list[Role] = []
+        for name in BACKGROUND_ROLES:
+            env = self._environment(api_keys, self._servers.role_addresses(name))
+            others.append(Role(name, self._log(name), self._command(name), env | self._metrics_port(name)))
         return [*gateways, *others]
 
-    def _metrics_ports(self) -> dict[str, int]:
-        """Where the roles without an HTTP API of their own serve `/metrics` and `/health`."""
-        ports = Ports(self._run_dir / "ports.json")
-        return {name: ports.get(f"{name}-metrics") for name in ("persist-worker", "reconciler")}
+    def _metrics_port(self, name: str) -> dict[str, str]:
+        """Where this process alone serves `/metrics` and `/health`: on their common port gateways answer in turn."""
+        return {"STOCKGATE_METRICS_PORT": str(Ports(self._run_dir / "ports.json").get(f"{name}-metrics"))}
 
     async def _watch(self, member: Member) -> None:
         """Start a process again whenever it dies, sooner the longer it had lived."""
@@ -291,6 +302,7 @@ class Stack:
                 "gateway": self._gateway,
                 "keys": str(self._run_dir / "keys.json"),
                 **self._servers.addresses(),
+                "operator": self._servers.role_addresses("operator"),
                 "processes": [{"name": m.name, "pid": m.pid, "log": str(m.log_path)} for m in members],
                 "metrics": {
                     name: f"http://{LOOPBACK}:{environment['STOCKGATE_METRICS_PORT']}/metrics"

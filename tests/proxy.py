@@ -15,6 +15,7 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dropping = {"requests": False, "replies": False}
+        self._replies_max: int | None = None
         self._held_words: bytes | None = None
         self._released = asyncio.Event()
         self.held = 0
@@ -41,6 +42,10 @@ class Proxy:
         """Nothing arrives anywhere; connections stay open, and new ones are accepted."""
         self._dropping = {"requests": True, "replies": True}
 
+    def stall_after(self, replies: int) -> None:
+        """A new connection gets so many pieces of reply, and then nothing of it arrives anywhere any more."""
+        self._replies_max = replies
+
     def hold(self, words: bytes) -> None:
         """Requests that contain these bytes, and all behind them on their connections, wait until `restore()`."""
         self._held_words = words
@@ -49,6 +54,7 @@ class Proxy:
     def restore(self) -> None:
         """Forward again, what was held too. What was dropped is lost for good."""
         self._dropping = {"requests": False, "replies": False}
+        self._replies_max = None
         self._held_words = None
         self._released.set()
 
@@ -86,26 +92,44 @@ class Proxy:
             writer.transport.abort()
             return
         pair = (writer, upstream_writer)
+        stall = _Stall(self._replies_max)
         self._writers.update(pair)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._forward(reader, upstream_writer, "requests"))
-                group.create_task(self._forward(upstream_reader, writer, "replies"))
+                group.create_task(self._forward(reader, upstream_writer, "requests", stall))
+                group.create_task(self._forward(upstream_reader, writer, "replies", stall))
         finally:
             for end in pair:
                 end.transport.abort()
                 self._writers.discard(end)
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: str) -> None:
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: str, stall: "_Stall"
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(65_536):
                 if what == "requests" and self._held_words is not None and self._held_words in data:
                     self.held += 1
                     await self._released.wait()
-                if not self._dropping[what]:
+                if not self._dropping[what] and stall.passes(what):
                     writer.write(data)
                     await writer.drain()
         writer.transport.abort()
+
+
+class _Stall:
+    """How many more pieces of reply one connection gets; None = all."""
+
+    def __init__(self, replies: int | None) -> None:
+        self._replies = replies
+
+    def passes(self, what: str) -> bool:
+        if self._replies is None:
+            return True
+        if what == "replies":
+            self._replies -= self._replies >= 0
+            return self._replies >= 0
+        return self._replies > 0
 
 
 @asynccontextmanager

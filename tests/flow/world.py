@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import asyncmy
 import httpx2
@@ -19,7 +19,9 @@ from aio_pika import connect as amqp_connect
 
 from kernel import amqp_topology
 from kernel.settings import Settings
+from sql.grant import grant
 from sql.migrate import migrate
+from stockgate.accounts import RoleName
 from stockgate.ports import choose_port
 from stockgate.processes import Child, log_tail
 from stockgate.servers import Servers
@@ -49,11 +51,20 @@ class Role:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def environment(self) -> dict[str, str]:
+        """What it is told: the world's settings, under the account that its kind of process has in production."""
+        settings = self.world.environment
+        names = {"redis": "STOCKGATE_REDIS_URL", "mysql": "STOCKGATE_MYSQL_URL", "amqp": "STOCKGATE_AMQP_URL"}
+        role = cast("RoleName", self.arguments[0])
+        urls = self.world.servers.as_role(role, {name: settings[setting] for name, setting in names.items()})
+        plain = {name: value for name, value in settings.items() if name not in names.values()}
+        return {**plain, **{names[name]: url for name, url in urls.items()}}
+
     def spawn(self, failpoints: str = "", **environment: str) -> None:
         """Start the process; does not wait until it is ready."""
         self.child.spawn(
             [sys.executable, "-m", "stockgate", *self.arguments],
-            env={**os.environ, **self.world.environment, **environment, "STOCKGATE_FAILPOINTS": failpoints},
+            env={**os.environ, **self.environment(), **environment, "STOCKGATE_FAILPOINTS": failpoints},
         )
 
     async def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -158,6 +169,7 @@ class World:
         await self.empty_servers()
         try:
             await migrate(self.settings())
+            await grant(self.settings())
             for role in self.roles:
                 if role is not self.second_worker and role not in self.leaders[1:]:
                     role.spawn()

@@ -1,24 +1,37 @@
-"""How fast the persist worker is: events per second from message bodies to COMMIT, and through a real queue.
+"""How fast the persist worker is, on private servers, one worker, everything on this machine.
 
-    .venv/bin/python -m tests.integration.bench_worker [--events 100000] [--keys 1000]
+    python -m tests.integration.bench_worker backlog [--events 100000] [--rounds 3] [--json]
 
-Private MariaDB (durable commits) and RabbitMQ in a temporary folder, one worker, everything on this machine. The log is
-what a shop makes: orders of one or two lines, reserved, two of three confirmed, the rest released, 64 changes to an entry.
+the worker's process alone on a prepared backlog: everything is in the queue before it is started. The clock runs from its
+first commit to its last. This is the benchmark's figure.
+
+    python -m tests.integration.bench_worker apply [--events 100000]
+
+only from message bodies to COMMIT, in this process, for several sizes of a transaction: for tuning.
+
+The log is what a shop makes: orders of one or two lines, reserved, two of three confirmed, the rest released, 64 changes
+to an entry, 4 entries to a message.
 """
 
 import argparse
 import asyncio
+import itertools
+import json
+import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from pydantic import SecretStr
 
-from inventory.events import genesis
+from inventory.events import decode_changes, genesis
 from inventory.ledger import Batch, apply_batch
 from inventory.sequence import GapMemory, read_message
 from inventory.shard_state import read_shard
@@ -28,12 +41,17 @@ from kernel.clock import SYSTEM_CLOCK
 from kernel.mysql_door import Database, Statement
 from kernel.process import collect_seldom
 from kernel.settings import Settings
-from persist_worker.main import GARBAGE_LOOK, work
+from loadtests.bench_processes import CpuReading
+from persist_worker.main import GARBAGE_LOOK
 from sql.migrate import migrate
+from stockgate.processes import Child, log_tail
 from stockgate.servers import MariaDBServer, RabbitServer
 from tests.log_builder import LogBuilder
 
 CHANGES_PER_ENTRY = 64
+ENTRIES_PER_MESSAGE = 4
+DRAIN_LIMIT_S = 120.0
+POLL_S = 0.02
 
 
 def shop_log(events: int, keys: int) -> LogBuilder:
@@ -109,69 +127,136 @@ async def apply_alone(database: Database, batches: Sequence[Sequence[bytes]], ev
     return time.perf_counter() - began
 
 
-async def through_queue(settings: Settings, database: Database, log: LogBuilder) -> float:
-    """Seconds from the first message published until all is applied; the worker runs beside its publisher."""
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """One run on a prepared backlog."""
+
+    events: int
+    """Those after the worker's first commit."""
+    seconds: float
+    cpu_us_per_event: dict[str, float]
+    """By process, for the same events."""
+
+
+async def publish_all(settings: Settings, log: LogBuilder) -> None:
     publisher = await Publisher.connect(settings, name="bench")
     await publisher.declare_log_queue(0)
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        worker = group.create_task(work(settings, stop))
-        began = time.perf_counter()
-        for first in range(0, log.head_m, 4):
-            await asyncio.gather(
-                *(
-                    publisher.publish(amqp_topology.log_queue(0), log.message(m), message_type="entries")
-                    for m in range(first + 1, min(first + 4, log.head_m) + 1)
-                )
-            )
-        while (await read_shard(database, 0)).applied_m < log.head_m:
-            await asyncio.sleep(0.02)
-        seconds = time.perf_counter() - began
-        stop.set()
-        await worker
+    for body in log.messages(ENTRIES_PER_MESSAGE):
+        await publisher.publish(amqp_topology.log_queue(0), body, message_type="entries")
     await publisher.close()
-    return seconds
 
 
-async def bench(events: int, keys: int, run_dir: Path) -> None:
+async def drain_backlog(
+    settings: Settings, database: Database, log: LogBuilder, servers: dict[str, int], log_path: Path
+) -> Backlog:
+    """Start a worker, watch what is applied until it is all, stop the worker."""
+    events_until = [0, *itertools.accumulate(sum(len(c.events) for c in decode_changes(p)) for _, p in log.entries)]
+    worker = Child("persist-worker", log_path)
+    environment = {
+        **os.environ,
+        "STOCKGATE_MYSQL_URL": settings.mysql_url.get_secret_value(),
+        "STOCKGATE_AMQP_URL": settings.amqp_url.get_secret_value(),
+    }
+    worker.spawn([sys.executable, "-m", "stockgate", "persist-worker"], env=environment)
+    try:
+        first: tuple[float, int, CpuReading] | None = None
+        processes: dict[str, int] = {}
+        async with asyncio.timeout(DRAIN_LIMIT_S):
+            while True:
+                applied_m, now = (await read_shard(database, 0)).applied_m, time.perf_counter()
+                if applied_m and first is None:
+                    assert worker.pid is not None
+                    processes = {**servers, "persist-worker": worker.pid}
+                    first = now, events_until[applied_m], CpuReading.take(processes)
+                if applied_m == log.head_m:
+                    break
+                if not worker.alive():
+                    raise RuntimeError(f"the worker ended with {worker.exit_code}:\n{log_tail(log_path)}")
+                await asyncio.sleep(POLL_S)
+        assert first is not None
+        began, events_before, before = first
+        spent = CpuReading.take(processes).since(before)
+        events = events_until[-1] - events_before
+        return Backlog(
+            events, now - began, {name: round(1e6 * cpu_s / events, 1) for name, cpu_s in spent.by_name.items()}
+        )
+    finally:
+        await worker.stop()
+
+
+async def check_tables(database: Database, events: int) -> None:
+    """All events are in the ledger, each once; the plan has checked the quantities against their after-images."""
+    ((rows, keys),) = await database.fetch_all(
+        Statement("SELECT COUNT(*), (SELECT SUM(seq) FROM inventory_balance) FROM inventory_ledger"), ()
+    )
+    assert int(rows) == int(keys) == events, f"{rows} rows in the ledger, {keys} changes of balances, {events} events"
+
+
+@asynccontextmanager
+async def fresh_database(mariadb: MariaDBServer, rabbitmq: RabbitServer, log: LogBuilder) -> AsyncGenerator[Any]:
+    """Settings and a database in which the log's epoch is hot; gone at the end."""
+    await mariadb.execute("CREATE DATABASE stockgate_bench")
+    settings = Settings(
+        mysql_url=SecretStr(f"{mariadb.url.rpartition('/')[0]}/stockgate_bench"),
+        amqp_url=SecretStr(rabbitmq.url),
+        log_level="warning",
+        _env_file=None,  # pyright: ignore[reportCallIssue]
+    )
+    logs.configure(settings, "bench")
+    database = await prepare(settings, log)
+    try:
+        yield settings, database
+    finally:
+        await database.close()
+        await mariadb.execute("DROP DATABASE stockgate_bench")
+
+
+async def bench(arguments: argparse.Namespace, run_dir: Path) -> None:
     mariadb, rabbitmq = MariaDBServer(run_dir), RabbitServer(run_dir)
     _ = mariadb.port
     await asyncio.gather(mariadb.start(), rabbitmq.start())
     try:
-        log = shop_log(events, keys)
+        log = shop_log(arguments.events, arguments.keys)
         total = sum(key.seq for key in log.keys.values())
-        collect_seldom(GARBAGE_LOOK)
-        say(f"{total} events, {log.head_m} entries, {len(log.orders)} orders, {keys} keys")
-        base, _, _ = mariadb.url.rpartition("/")
-        for size in (500, 1_000, 2_000, 0):
-            await mariadb.execute("CREATE DATABASE stockgate_bench")
-            settings = Settings(
-                mysql_url=SecretStr(f"{base}/stockgate_bench"),
-                amqp_url=SecretStr(rabbitmq.url),
-                log_level="warning",
-                _env_file=None,  # pyright: ignore[reportCallIssue]
-            )
-            logs.configure(settings, "bench")
-            database = await prepare(settings, log)
-            if size:
-                seconds = await apply_alone(database, batches_of(log.messages(2), size), total)
-                say(f"apply, {size:5d} events a transaction: {total / seconds:10,.0f} events/s")
-            else:
-                seconds = await through_queue(settings, database, log)
-                say(f"publish, queue, gather, apply, ack:     {total / seconds:10,.0f} events/s")
-            await database.close()
-            await mariadb.execute("DROP DATABASE stockgate_bench")
+        say(f"{total} events, {log.head_m} entries, {len(log.orders)} orders, {arguments.keys} keys")
+        if arguments.what == "apply":
+            collect_seldom(GARBAGE_LOOK)
+            for size in (500, 1_000, 2_000):
+                async with fresh_database(mariadb, rabbitmq, log) as (_, database):
+                    seconds = await apply_alone(database, batches_of(log.messages(2), size), total)
+                    say(f"apply, {size:5d} events a transaction: {total / seconds:10,.0f} events/s")
+            return
+        assert mariadb.pid is not None
+        assert rabbitmq.pid is not None
+        servers = {"mariadb": mariadb.pid, "rabbitmq": rabbitmq.pid}
+        runs: list[Backlog] = []
+        for number in range(arguments.rounds):
+            async with fresh_database(mariadb, rabbitmq, log) as (settings, database):
+                await publish_all(settings, log)
+                runs.append(await drain_backlog(settings, database, log, servers, run_dir / f"worker-{number}.log"))
+                await check_tables(database, total)
+            costs = ", ".join(f"{name} {us:.1f}" for name, us in runs[-1].cpu_us_per_event.items())
+            say(f"{runs[-1].events / runs[-1].seconds:10,.0f} events/s; CPU µs an event: {costs}")
+        if arguments.json:
+            sys.stdout.write(json.dumps({"events": total, "runs": [asdict(run) for run in runs]}) + "\n")
     finally:
         await asyncio.gather(mariadb.stop(), rabbitmq.stop())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=("backlog", "apply"))
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--keys", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--folder", type=Path, help="where servers keep their data; a temporary folder by default")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(bench(arguments.events, arguments.keys, Path(folder)))
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(bench(arguments, Path(folder)))
 
 
 if __name__ == "__main__":

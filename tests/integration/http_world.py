@@ -19,8 +19,10 @@ from gateway import main
 from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
 from persist_worker.main import work
+from sql.grant import grant
 from sql.migrate import migrate
 from stockgate.servers import Servers
+from tests.as_role import as_role
 
 READY_LIMIT_S = 30.0
 
@@ -150,8 +152,9 @@ class HttpWorld:
         world = cls(servers, settings, keys, url)
         stop_worker = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            worker = group.create_task(work(settings, stop_worker))
-            gateway = group.create_task(main.serve(settings, listener, world.stop_gateway))
+            worker = group.create_task(work(as_role(servers, settings, "persist-worker"), stop_worker))
+            gateway_settings = as_role(servers, settings, "gateway")
+            gateway = group.create_task(main.serve(gateway_settings, listener, world.stop_gateway))
             try:
                 await world.until_ready()
                 yield world
@@ -186,11 +189,13 @@ async def held_open(servers: Servers, directory: Path, **changed: Any) -> AsyncG
 
 
 async def fresh_settings(servers: Servers, directory: Path, **changed: Any) -> tuple[Settings, dict[str, str]]:
-    """Settings for a new system on these servers, migrated, and its plain API keys by caller."""
+    """Settings for a new system on these servers, migrated, and its plain API keys by caller.
+
+    The logins are those of the servers' owner, for the test itself; processes run `as_role`.
+    """
     name = "http" + secrets.token_hex(3)
     await servers.mariadb.execute(f"CREATE DATABASE stockgate_{name}")
-    await servers.rabbitmq.ctl("add_vhost", name)
-    await servers.rabbitmq.ctl("set_permissions", "-p", name, servers.rabbitmq.user, ".*", ".*", ".*")
+    await servers.rabbitmq.add_vhost(name)
     keys = {caller: secrets.token_urlsafe(24) for caller in CALLERS}
     keys_file = directory / f"api_keys_{name}.json"
     keys_file.write_text(json.dumps([_entry(caller, keys[caller]) for caller in CALLERS]))
@@ -207,6 +212,7 @@ async def fresh_settings(servers: Servers, directory: Path, **changed: Any) -> t
     await redis.command("FLUSHDB")
     await redis.close()
     await migrate(settings)
+    await grant(settings)
     return settings, keys
 
 

@@ -15,7 +15,7 @@ import pytest
 from asyncmy.errors import OperationalError
 from pydantic import SecretStr
 
-from kernel import mysql_door
+from kernel import mysql_door, silence
 from kernel.errors import (
     DataRejected,
     DuplicateKey,
@@ -553,3 +553,59 @@ async def test_many_at_once_share_the_pool(url: str, db: Database, servers: Serv
     await small.close()
     with pytest.raises(StockgateError):
         await small.fetch_all(COUNT)
+
+
+async def test_after_two_calls_without_an_answer_one_at_a_time_finds_out(
+    db: Database, fragile: Database, proxy: Proxy, url: str
+) -> None:
+    assert await fragile.fetch_all(COUNT) == [(0,)]
+    proxy.hold(b"")
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="within"):
+            await fragile.fetch_all(COUNT)
+    finding_out = asyncio.create_task(fragile.fetch_all(COUNT))
+    await asyncio.sleep(0)
+    # More than there are places in the pool: none of them waits, or the last would be told that all are busy.
+    for _ in range(20):
+        with pytest.raises(StoreUnavailable, match="finds out") as failure:
+            await fragile.fetch_all(COUNT)
+        assert failure.value.outcome == "not_executed"
+        with pytest.raises(StoreUnavailable, match="finds out"):
+            async with fragile.transaction():
+                pass
+    assert not finding_out.done()
+    proxy.restore()
+    assert await finding_out == [(0,)]
+    assert await asyncio.gather(*(fragile.fetch_all(COUNT) for _ in range(8))) == [[(0,)]] * 8
+
+
+async def test_callers_with_limits_of_their_own_are_noticed_too(url: str, db: Database, proxy: Proxy) -> None:
+    """Whoever gives up earlier than the door does has had no answer all the same."""
+    patient = await Database.open(settings_for(proxy.url(url), 10_000), name="patient")
+    assert await patient.fetch_all(COUNT) == [(0,)]
+    proxy.hold(b"")
+
+    async def impatient() -> None:
+        async with asyncio.timeout(silence.GIVEN_UP_AFTER_S + 0.1):
+            await patient.fetch_all(COUNT)
+
+    given_up = await asyncio.gather(impatient(), impatient(), return_exceptions=True)
+    assert [type(failure) for failure in given_up] == [TimeoutError, TimeoutError]
+    finding_out = asyncio.create_task(patient.fetch_all(COUNT))
+    await asyncio.sleep(0)
+    with pytest.raises(StoreUnavailable, match="finds out"):
+        await patient.fetch_all(COUNT)
+    proxy.restore()
+    assert await finding_out == [(0,)]
+    assert await patient.fetch_all(COUNT) == [(0,)]
+    await patient.close()
+
+
+async def test_a_server_that_is_down_is_not_taken_for_one_that_hangs(fragile: Database, proxy: Proxy) -> None:
+    await proxy.refuse()
+    for _ in range(4):
+        with pytest.raises(StoreUnavailable) as failure:
+            await fragile.fetch_all(COUNT)
+        assert "finds out" not in failure.value.detail
+    await proxy.start()
+    assert await fragile.fetch_all(COUNT) == [(0,)]

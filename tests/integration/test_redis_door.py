@@ -236,7 +236,7 @@ async def test_loading_and_busy_servers_refuse(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, config={"busy-reply-threshold": "50", "enable-debug-command": "yes"})
     await server.start()
     try:
-        busy, other = (RedisDoor.open(settings_for(server.url, 3_000), name=name) for name in ("busy", "other"))
+        busy, other = (RedisDoor.open(settings_for(server.url, 30_000), name=name) for name in ("busy", "other"))
         spin = Script.of("spin", "#!lua\nlocal n = 0 while n < 3e7 do n = n + 1 end return n")
         spinning = asyncio.create_task(busy.run(spin, [], []))
         await asyncio.sleep(0.15)

@@ -88,6 +88,7 @@ def test_name_begins_with_what_it_does(name: str) -> None:
         "find": {"SELECT"},
         "lock": {"SELECT"},
         "take": {"SELECT"},
+        "set": {"SET"},
     }
     first = name.split("_", 1)[0]
     assert first in verbs, f"begin {name} with one of {sorted(verbs)}"

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from inventory.operator_actions import BadCursor, BadReason, _places, check_reason, split_approval, with_approval
-from stockgate.actions_command import plain_lines
+from stockgate.actions_command import section
+from stockgate.sections import plain_lines
 
 
 @pytest.mark.parametrize("reason", ["", "   ", "x" * 201, "a\nb", "a\x1b[31mb", "a\u009bb", "a\u200bb"])
@@ -54,8 +55,8 @@ def test_a_line_of_the_listing_holds_nothing_that_moves_the_cursor() -> None:
         "before": "",
         "after": "",
     }
-    lines = plain_lines({"actions": [action], "next_before": "4.5"})
-    assert lines == [
-        "2026-01-02 03:04:05\tops\tcorrect (dry run)\t[red]key[/red]\t\\x1b[2J\\tgone\tSTOPPED: no\t\t",
-        "more: stockgate actions --before 4.5",
+    lines = plain_lines([section({"actions": [action], "next_before": "4.5"})])
+    assert lines[1] == "more: stockgate actions --before 4.5"
+    assert lines[3:] == [
+        "2026-01-02 03:04:05\tops\tcorrect (dry run)\t[red]key[/red]\t\\x1b[2J\\tgone\tSTOPPED: no\t-\t-"
     ]

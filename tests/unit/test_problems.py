@@ -1,10 +1,18 @@
 """Problems: the catalogue is complete and every body is what RFC 9457 and the contract say."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+from gateway.contract import contract
+from gateway.errors_page import NOT_YET, errors_page, senders
+from gateway.openapi import NO_CALL, problem_codes
 from kernel.problems import CATALOGUE, Problem
+
+ROOT = Path(__file__).resolve().parents[2]
+ENDPOINTS = contract("0")
 
 CONTRACT = {
     "MALFORMED_JSON": 400,
@@ -75,3 +83,29 @@ def test_a_5xx_says_whether_it_was_executed(extra: dict[str, str]) -> None:
 def test_an_unknown_code_is_a_bug() -> None:
     with pytest.raises(KeyError):
         Problem("SOMETHING_ELSE")
+
+
+# --- the page -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_about_errors_is_what_the_source_says() -> None:
+    assert (ROOT / "docs/errors.md").read_text() == errors_page(), "`make docs` makes it anew"
+
+
+@pytest.mark.parametrize("code", CATALOGUE)
+def test_every_code_has_its_sentences_and_stands_on_the_page(code: str) -> None:
+    kind = CATALOGUE[code]
+    for sentence in (kind.when, kind.advice):
+        assert re.fullmatch(r"[A-Z`].{10,}\.", sentence), sentence
+    assert f"\n## {code}\n" in errors_page()
+    assert kind.repeat == "as it is" or kind.status < 500 or code == "NOT_IMPLEMENTED"
+
+
+def test_every_code_has_a_sender_or_is_kept_for_what_is_not_built() -> None:
+    unsent = {code for code in CATALOGUE if senders(code, ENDPOINTS) == [NOT_YET]}
+    assert unsent == {"BUYER_LIMIT", "SALE_CLOSED", "SWITCH_RUNNING", "NOT_IMPLEMENTED"}
+
+
+def test_every_code_of_every_call_is_in_the_catalogue() -> None:
+    said = {code for endpoint in ENDPOINTS for code in problem_codes(endpoint)}
+    assert said | set(NO_CALL) <= CATALOGUE.keys()

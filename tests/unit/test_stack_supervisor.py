@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from stockgate.accounts import RoleName
 from stockgate.ports import Ports, choose_port, is_free
 from stockgate.processes import Child, Identity, StackError
 from stockgate.stack import Member, Stack, StackOptions, down, http_get
@@ -53,6 +54,9 @@ class NoServers:
 
     def addresses(self) -> dict[str, str]:
         return {"redis": "redis://none", "mysql": "mysql://none", "amqp": "amqp://none"}
+
+    def role_addresses(self, role: RoleName) -> dict[str, str]:
+        return {"mysql": f"mysql://{role}"}
 
     async def start(self) -> None: ...
 
@@ -119,7 +123,7 @@ async def test_describes_itself_and_stops_everything(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     async with running(run_dir) as stack:
         described = stack.described()
-        assert described.keys() == {"gateway", "keys", "redis", "mysql", "amqp", "processes", "metrics"}
+        assert described.keys() == {"gateway", "keys", "redis", "mysql", "amqp", "operator", "processes", "metrics"}
         assert set(stack.pids()) == {"gateway-1", "gateway-2", "persist-worker", "reconciler"}
         keys = json.loads(Path(str(described["keys"])).read_text())
         assert set(keys) == {"orders", "inventory", "ops", "metrics"}
