@@ -127,8 +127,10 @@ class ShardWorker:
 
     async def _consume(self, consumer: Consumer, stop: asyncio.Event) -> LockedShard | None:
         gather = Gather(consumer, self._shard)
-        while not stop.is_set() and self._safe():
+        while not stop.is_set():
             batch = await gather.batch(IDLE_S)
+            if not self._safe():
+                return None
             await self._count()
             if not batch and not self._applier.waits_for_gap:
                 continue
