@@ -55,6 +55,10 @@ class Settings(BaseSettings):
     mysql_pool_max: int = Field(default=8, ge=1, le=256)
     http_connections_max: int = Field(default=2_048, ge=1)
     shutdown_grace_s: int = Field(default=15, ge=1, le=300)
+    """From the signal, or from the end of `drain_delay_ms`, until the process has ended, whatever it waits for."""
+    drain_delay_ms: int = Field(default=0, ge=0, le=120_000)
+    """How long a gateway that was asked to end says so on `/health/ready` and goes on, before it takes no more connections:
+    as long as a load balancer needs to notice."""
     reconcile_interval_s: float = Field(default=5.0, ge=0.05)
     in_flight_alarm_s: float = Field(default=10.0, ge=0.1)
     settings_check_s: float = Field(default=60.0, ge=0.05, le=3_600)
