@@ -91,6 +91,8 @@ class _Link:
     async def connect(cls, settings: Settings, name: str, metrics: Metrics | None) -> Self:
         """Connect and log in; raises StoreUnavailable `not_executed`."""
         url = URL(settings.amqp_url.get_secret_value()).update_query(heartbeat=str(settings.amqp_heartbeat_s))
+        if metrics is not None:
+            metrics.begin_failures("rabbitmq", (*_REFUSED.values(), "CONNECTION_LOST"))
         transport = _Transport(tls=url.scheme == "amqps")
         connection = _PlainConnection(url, transport_factory=transport, client_properties={"connection_name": name})
         timeout_s = settings.amqp_timeout_ms / 1000

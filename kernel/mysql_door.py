@@ -334,6 +334,7 @@ class Database:
         self.generation = 0
         """Grows by one with every session made, so that a watcher can see that the server may be another one now."""
         if metrics is not None:
+            metrics.begin_failures("mysql", (*REFUSED.values(), "STATEMENT_FAILED"))
             metrics.mysql_sessions_max.labels(name).set(pool_max)
             metrics.mysql_sessions_in_use.labels(name).set_function(lambda: self._in_use)
 

@@ -125,6 +125,8 @@ class RedisDoor:
 
     def __init__(self, settings: Settings, name: str, metrics: Metrics | None) -> None:
         self._metrics = metrics
+        if metrics is not None:
+            metrics.begin_failures("redis", (*REFUSED_CODES, "SCRIPT_FAILED"))
         self._timeout_s = settings.redis_timeout_ms / 1000
         self._connection = _connection(settings, name)
         self._turn = asyncio.Lock()
