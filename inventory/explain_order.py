@@ -151,7 +151,7 @@ class _Reading(NamedTuple):
     def is_unknown(self) -> bool:
         """Whether both stores were asked and neither knows the order."""
         told = self.mysql
-        known = self.record or told is None or told.header or told.lines or told.parked or told.stale
+        known = self.record or told is None or told.header or told.lines or told.steps or told.parked or told.stale
         return not known and not self.missing
 
     @property
@@ -354,8 +354,8 @@ def _explanation(
     if told is not None:
         if told.wrong:
             findings.insert(0, contradiction("order", len(told.wrong), told.wrong[0]))
-        if rejected := _rejected(timeline):
-            findings.insert(0, rejected_order([step.inventory_key for step in rejected], rejected[0].reason))
+        if lines and (rejected := _rejected(timeline)):
+            findings.insert(0, _rejected_finding(rejected))
         findings += told.shard.findings()
         if told.stale and lines:
             findings.append(stale(len(told.stale), sorted({one.move for one in told.stale}), "order"))
@@ -414,6 +414,8 @@ def _chief(  # noqa: PLR0911 -- one return for each class
     if held_keys:
         return held_order(held_keys, told.parked[0].reason if told.parked else "")
     if not lines:
+        if rejected := _rejected(told.steps):
+            return _rejected_finding(rejected)
         return lost_order(shard) if in_flight and in_flight.changes else never_took_effect()
     if told.shard.mode != "hot" or reading.head is None:
         reason = told.shard.rebuild_reason if told.shard.rebuild_wanted else ""
@@ -427,6 +429,11 @@ def _chief(  # noqa: PLR0911 -- one return for each class
     if differing := reading.differing():
         return drifted_order(differing, shard)
     return healthy_order(status)
+
+
+def _rejected_finding(rejected: Sequence[Step]) -> Finding:
+    keys = list(dict.fromkeys(step.inventory_key for step in rejected))
+    return rejected_order(keys, rejected[0].reason)
 
 
 def _lines(told: _InMySQL | None, record: _Record | None) -> list[ExplainedLine]:

@@ -368,6 +368,24 @@ async def test_rejected(stores: Stores) -> None:
     await stores.world.sql("UPDATE shard SET rebuild_wanted = 0")
 
 
+async def test_an_order_of_which_nothing_but_a_rejected_event_is_left(stores: Stores) -> None:
+    key = stores.key(10)
+    await stores.place(key)
+    await stores.settle(key)
+    stores.log.reserve("o-gone", {key: 3})
+    change = stores.log.pending[0]
+    wrong = msgspec.structs.replace(change.events[0], locked=1)
+    stores.log.append_payload(msgspec.msgpack.encode([msgspec.structs.replace(change, events=[wrong])]))
+    await stores.append()
+    await stores.apply()
+    await reject_held(stores.world.database, key, "given up", "ops-1")
+    await stores.world.sql("UPDATE inventory_balance SET held = 0 WHERE inventory_key = %s", key)
+    await stores.world.sql("UPDATE shard SET rebuild_wanted = 0")
+    told = await stores.explain_order("o-gone")
+    assert (told.ok, classes(told), told.lines) == (False, [C.REJECTED], [])
+    assert "given up" in told.sentence
+
+
 async def test_a_shard_between_two_epochs_or_without_its_head(stores: Stores) -> None:
     key = stores.key(10)
     await stores.place(key)
