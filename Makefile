@@ -6,6 +6,7 @@ PYTHON := .venv/bin/python
 PORT ?=
 RUN_DIR ?= .run
 ARGS ?=
+SCENARIO ?= all
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
@@ -54,8 +55,8 @@ bench: ## benchmarks; what they mean stands in loadtests/
 	@scripts/setup.sh --bench
 	@$(PYTHON) -m loadtests.bench $(ARGS)
 
-load: setup ## Locust scenarios against a running stack
-	@$(PYTHON) -m loadtests.load $(ARGS)
+load: setup ## Locust scenarios with budgets: SCENARIO=order_service|flash_sale|retry_storm|operators|all
+	@$(PYTHON) -m loadtests.load $(SCENARIO) --run-dir $(RUN_DIR) $(ARGS)
 
 lock: setup ## resolve the dependencies anew into both lock files
 	@options="--quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links"; \

@@ -37,6 +37,8 @@ class Lifecycle:
     def __init__(self) -> None:
         self.draining = False
         """Asked to end: not ready any more."""
+        self.cut_short = 0
+        """Calls that were accepted, and cancelled because the time for ending was over."""
         self.failed = asyncio.Event()
         """Something that must not end has ended; `failure` says how."""
         self.failure: BaseException | None = None

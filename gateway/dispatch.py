@@ -55,6 +55,10 @@ async def _no_more() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
+def _for_operators(endpoint: Endpoint) -> bool:
+    return endpoint.template.startswith("/ops/") or endpoint.template == "/metrics"
+
+
 class Dispatch:
     """The gateway's ASGI application. `inner` answers the lifespan and what no endpoint does."""
 
@@ -63,6 +67,8 @@ class Dispatch:
     ) -> None:
         endpoints = tuple(endpoints)
         self._routes = Routes(endpoints)
+        self._public_routes = Routes(one for one in endpoints if not _for_operators(one))
+        self._operators_port: int | None = None
         self._open_paths = frozenset(endpoint.template.encode() for endpoint in endpoints if not endpoint.scopes)
         self._inner = inner
         self._log = log
@@ -120,6 +126,15 @@ class Dispatch:
         """The caller's request id if it sent a sane one, otherwise one of ours."""
         return request_id if request_id is not None and _SANE_REQUEST_ID(request_id) else next(self._request_ids)
 
+    def keep_apart(self, *, public_port: int, operators_port: int) -> None:
+        """Answer what is for operators only to connections that were accepted on their port.
+
+        Raises ValueError where both ports are the same: a connection could not be told from another.
+        """
+        if public_port == operators_port:
+            raise ValueError(f"operators need a port of their own: {operators_port} is the gateway's")
+        self._operators_port = operators_port
+
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one HTTP call, or hand on what is not ours."""
         if scope["type"] != "http":
@@ -170,7 +185,8 @@ class Dispatch:
         request_id = self._named_by(request_id)
         route = "unknown"
         try:
-            found = self._routes.find(scope["method"], scope["raw_path"])
+            routes = self._routes if self._operators_port is None else self._routes_of(scope)
+            found = routes.find(scope["method"], scope["raw_path"])
             if found is None:
                 await self._inner(scope, receive, self._named(send, request_id, state, began))
                 return
@@ -193,6 +209,7 @@ class Dispatch:
             return
         except asyncio.CancelledError:
             # The shutdown's patience is over. What was submitted may have been decided: say so, then go.
+            state["lifecycle"].cut_short += 1
             reply = problem_reply(Problem("UNAVAILABLE", "shutting down", outcome="unknown"), request_id.decode())
             await self._send(send, reply, request_id, route, state, began)
             raise
@@ -216,6 +233,9 @@ class Dispatch:
         failpoints.hit("gateway.before_answer")
         self._count(route, reply.status, call.state, began)
         return reply
+
+    def _routes_of(self, scope: MutableMapping[str, Any]) -> Routes:
+        return self._routes if scope["server"][1] == self._operators_port else self._public_routes
 
     def _failure(self, error: Exception, request_id: str, route: str) -> Reply:
         problem = problem_of(error)

@@ -79,8 +79,7 @@ class Looked:
         """Ask anew; never raises for a store's trouble."""
         state = self._state
         self.missing = await missing_dependencies(state)
-        expiry_ms = state["keys"].next_expiry_ms
-        state["metrics"].api_keys_expiry_timestamp_seconds.set(float("inf") if expiry_ms is None else expiry_ms / 1000)
+        state["metrics"].show_key_expiry(state["keys"].next_expiry_ms)
         row = state["watch"].row
         if row is not None:
             gauges, shard = state["metrics"], str(SHARD)
@@ -90,14 +89,14 @@ class Looked:
             gauges.applied_m.labels(shard).set(row.applied_m)
         try:
             log = await read_log_status(state["redis"], row) if row is not None else None
+            if log is None:
+                state["metrics"].forget_head(SHARD)
+            else:
+                _set_log(state["metrics"], str(SHARD), log)
             await _read_server(state)
         except StockgateError:
             # That Redis is away is what readiness is for.
-            log = None
-        if log is None:
             state["metrics"].forget_head(SHARD)
-        else:
-            _set_log(state["metrics"], str(SHARD), log)
 
 
 async def _read_server(state: State) -> None:
@@ -107,11 +106,11 @@ async def _read_server(state: State) -> None:
     except StoreRefused:
         return
     fields = dict(line.split(":", 1) for line in told.decode().splitlines() if ":" in line)
-    gauges = state["metrics"]
-    gauges.redis_memory_used_bytes.set(int(fields["used_memory"]))
-    gauges.redis_memory_max_bytes.set(int(fields["maxmemory"]))
+    gauges, shard = state["metrics"], str(SHARD)
+    gauges.redis_memory_used_bytes.labels(shard).set(int(fields["used_memory"]))
+    gauges.redis_memory_max_bytes.labels(shard).set(int(fields["maxmemory"]))
     writes = fields["aof_enabled"] == "1" and fields.get("aof_last_write_status") == "ok"
-    gauges.redis_persistence_ok.set(1 if writes else 0)
+    gauges.redis_persistence_ok.labels(shard).set(1 if writes else 0)
 
 
 def _set_log(gauges: Metrics, shard: str, log: LogStatus) -> None:

@@ -24,13 +24,17 @@ _NAMES: Final[dict[str, Any]] = {
     "id": int,
 }
 """What stands in the braces of a path."""
-_PATTERNS: Final[dict[str, str]] = {
-    requests.ID_PATTERN: r"^[!-~]+$",
-    requests.TENANT_PATTERN: r"^[!-.0-~]+$",
-    requests.INVENTORY_KEY_PATTERN: rf"^[!-~]([ -~]{{0,{limits.INVENTORY_KEY_CHARS_MAX - 2}}}[!-~])?$",
-    requests.TEXT_PATTERN: r"^[^\x00-\x1f\x7f]+$",
+_OUR_END: Final = r"(?!\n)$"
+_INVENTORY_KEY_PATTERN: Final = rf"^[!-~]([ -~]{{0,{limits.INVENTORY_KEY_CHARS_MAX - 2}}}[!-~])?$"
+_ALSO: Final[dict[str, dict[str, Any]]] = {
+    "Reconcile": {
+        "anyOf": [
+            {"required": ["dry_run"], "properties": {"dry_run": {"const": True}}},
+            {"required": ["reason"], "properties": {"reason": {"type": "string"}}},
+        ]
+    }
 }
-"""Our patterns in the words that every dialect shares: elsewhere `$` is the end and nothing but the end."""
+"""What a handler asks for beyond its type."""
 
 _ORDER: Final = {"order_id": "$response.body#/order_id"}
 _KEY: Final = {"key": "$response.body#/inventory_key"}
@@ -109,12 +113,14 @@ def document(
     }
     bodies = [REF.format(name=name) for name in ("OrderReply", "InventoryReply", "ProblemReply")]
     components["ResultReply"]["properties"]["body"] = {"anyOf": [{"$ref": ref} for ref in bodies]}
+    for name, more in _ALSO.items():
+        components[name] |= more
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _operation(endpoint, schema_of)
     for schema in _schemas([components, paths]):
-        if schema.get("pattern") in _PATTERNS:
-            schema["pattern"] = _PATTERNS[schema["pattern"]]
+        if isinstance(pattern := schema.get("pattern"), str):
+            schema["pattern"] = _in_every_dialect(pattern)
         if schema.get("maximum") == limits.TTL_SECONDS_MAX:
             schema["maximum"] = ttl_seconds_max
     return {
@@ -133,6 +139,13 @@ def document(
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _in_every_dialect(pattern: str) -> str:
+    """A pattern in words that all dialects share: elsewhere `$` is the end and nothing but the end."""
+    if pattern == requests.INVENTORY_KEY_PATTERN:
+        return _INVENTORY_KEY_PATTERN
+    return pattern.removesuffix(_OUR_END) + "$" if pattern.endswith(_OUR_END) else pattern
 
 
 def _schemas(part: Any) -> Iterator[dict[str, Any]]:
@@ -175,7 +188,7 @@ def _operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
 
 def _may_be_empty(takes: Any) -> bool:
     """Whether no body at all means something: where every field may be left out."""
-    return not any(field.required for field in msgspec.structs.fields(takes))
+    return takes.__name__ not in _ALSO and not any(field.required for field in msgspec.structs.fields(takes))
 
 
 def _tag(template: str) -> str:

@@ -232,12 +232,13 @@ class Reconcile(Request):
 # What may stand behind the question mark. All of it may be left out, and a value is never empty.
 
 Limit = Annotated[int, Meta(ge=1, le=limits.PAGE_ROWS_MAX, description="Rows of one page.")]
-Cursor = Annotated[
+_CURSOR: Final = "What the page before says; anything of another form is refused."
+ActionsCursor = Annotated[str, Meta(pattern=r"^[0-9]{1,16}\.[0-9]{1,16}(?!\n)$", description=_CURSOR)]
+TimelineCursor = Annotated[
     str,
     Meta(
-        min_length=1,
-        max_length=limits.QUERY_CHARS_MAX,
-        description="`next_before` or `next_after` of the page before; any other is refused.",
+        pattern=rf"^([0-9]{{1,16}}\.){{4}}[ -~]{{1,{limits.INVENTORY_KEY_CHARS_MAX}}}(?!\n)$",
+        description=_CURSOR,
     ),
 ]
 
@@ -246,7 +247,7 @@ class ActionsQuery(Request):
     """Which of the operators' actions."""
 
     limit: Limit = limits.PAGE_ROWS_DEFAULT
-    before: Cursor = ""
+    before: ActionsCursor = ""
 
 
 class ExplainKeyQuery(Request):
@@ -263,7 +264,7 @@ class ExplainOrderQuery(Request):
 
     tenant: Tenant = ""
     limit: Limit = limits.PAGE_ROWS_DEFAULT
-    after: Cursor = ""
+    after: TimelineCursor = ""
 
 
 class FieldError(msgspec.Struct, frozen=True):

@@ -159,7 +159,8 @@ async def _compare_orders(database: Database, redis: RedisDoor, names: EpochKeys
     """Records in Redis whose last entry MySQL has applied must say what MySQL says."""
     async for members in _order_members(redis, names):
         row = await read_shard(database, names.shard)
-        records = {member: await read_record(redis, names, member) for member in members}
+        replies = await redis.commands([("HGETALL", names.prefix + member) for member in members])
+        records = {member: _record(flat) for member, flat in zip(members, replies, strict=True)}
         # A record that changes between the two readings shows a higher m when it is read again.
         applied = {
             member: record for member, record in records.items() if record is not None and record[0].m <= row.applied_m
@@ -195,7 +196,11 @@ async def _order_members(redis: RedisDoor, names: EpochKeys) -> AsyncIterator[li
 
 async def read_record(redis: RedisDoor, names: EpochKeys, member: str) -> tuple[OrderHead, list[OrderLine]] | None:
     """An order's record; None without one. Raises msgspec.MsgspecError where it is damaged, and what the door raises."""
-    flat: list[bytes] = await redis.command("HGETALL", names.prefix + member)
+    return _record(await redis.command("HGETALL", names.prefix + member))
+
+
+def _record(flat: list[bytes]) -> tuple[OrderHead, list[OrderLine]] | None:
+    """A record from its fields and values in turn."""
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     if b"h" not in fields:
         return None

@@ -151,7 +151,7 @@ class _Reading(NamedTuple):
     def is_unknown(self) -> bool:
         """Whether both stores were asked and neither knows the order."""
         told = self.mysql
-        known = self.record or told is None or told.header or told.lines or told.parked or told.stale
+        known = self.record or told is None or told.header or told.lines or told.steps or told.parked or told.stale
         return not known and not self.missing
 
     @property
@@ -197,8 +197,6 @@ async def explain_order(
         reading = await _read_once(database, redis, shard, tenant, order_id, limit, place)
         if reading.suspicion == suspicion:
             break
-    if reading.is_unknown:
-        return None
     in_flight: InFlight | None = None
     missing = list(reading.missing)
     if reading.head is not None:
@@ -215,6 +213,8 @@ async def explain_order(
             )
         except StoreUnavailable as away:
             missing.append(away.store)
+    if reading.is_unknown and not missing and not (in_flight and in_flight.changes):
+        return None
     return _explanation(tenant, order_id, shard, reading, in_flight, missing)
 
 
@@ -350,12 +350,12 @@ def _explanation(
     status = _order_status(lines)
     log = LogView(head.m, head.confirmed_m, told.shard.applied_m if told else None, head.fenced) if head else None
     due = _due(told, record, head) if any("RESERVED" in _sides(line) for line in lines) else None
-    findings = [_chief(shard, reading, lines, status, log, missing)]
+    findings = [_chief(shard, reading, in_flight, lines, status, log, missing)]
     if told is not None:
         if told.wrong:
             findings.insert(0, contradiction("order", len(told.wrong), told.wrong[0]))
-        if rejected := _rejected(timeline):
-            findings.insert(0, rejected_order([step.inventory_key for step in rejected], rejected[0].reason))
+        if lines and (rejected := _rejected(timeline)):
+            findings.insert(0, _rejected_finding(rejected))
         findings += told.shard.findings()
         if told.stale and lines:
             findings.append(stale(len(told.stale), sorted({one.move for one in told.stale}), "order"))
@@ -397,6 +397,7 @@ def _explanation(
 def _chief(  # noqa: PLR0911 -- one return for each class
     shard: int,
     reading: _Reading,
+    in_flight: InFlight | None,
     lines: Sequence[ExplainedLine],
     status: str,
     log: LogView | None,
@@ -413,7 +414,9 @@ def _chief(  # noqa: PLR0911 -- one return for each class
     if held_keys:
         return held_order(held_keys, told.parked[0].reason if told.parked else "")
     if not lines:
-        return never_took_effect()
+        if rejected := _rejected(told.steps):
+            return _rejected_finding(rejected)
+        return lost_order(shard) if in_flight and in_flight.changes else never_took_effect()
     if told.shard.mode != "hot" or reading.head is None:
         reason = told.shard.rebuild_reason if told.shard.rebuild_wanted else ""
         return closed(told.shard.mode, reading.epoch, reason, headless=told.shard.mode == "hot")
@@ -426,6 +429,11 @@ def _chief(  # noqa: PLR0911 -- one return for each class
     if differing := reading.differing():
         return drifted_order(differing, shard)
     return healthy_order(status)
+
+
+def _rejected_finding(rejected: Sequence[Step]) -> Finding:
+    keys = list(dict.fromkeys(step.inventory_key for step in rejected))
+    return rejected_order(keys, rejected[0].reason)
 
 
 def _lines(told: _InMySQL | None, record: _Record | None) -> list[ExplainedLine]:
@@ -469,6 +477,12 @@ def _created_at(told: _InMySQL | None, record: _Record | None) -> datetime | Non
 def _contradictions(header: _Header | None, lines: dict[str, LineSide], steps: Sequence[Step]) -> list[str]:
     """Where MySQL's rows of the order do not agree with each other; `steps` are all it ever made."""
     wrong = [f"{step.inventory_key} seq {step.seq}: {step.contradiction}" for step in steps if step.contradiction]
+    left = last_states(steps)
+    wrong += [
+        f"line {key} is {side.status}, the ledger leaves it {left.get(key, 'NONE')}"
+        for key, side in lines.items()
+        if left.get(key, "NONE") != side.status
+    ]
     if header is None:
         return [*wrong, "it has lines and no header"] if lines else wrong
     if header.line_count != len(lines):
@@ -476,10 +490,4 @@ def _contradictions(header: _Header | None, lines: dict[str, LineSide], steps: S
     still_open = sum(side.status == "RESERVED" for side in lines.values())
     if header.open_lines != still_open:
         wrong.append(f"its header counts {header.open_lines} open lines, and there are {still_open}")
-    left = last_states(steps)
-    wrong += [
-        f"line {key} is {side.status}, the ledger leaves it {left.get(key, 'NONE')}"
-        for key, side in lines.items()
-        if left.get(key, "NONE") != side.status
-    ]
     return wrong

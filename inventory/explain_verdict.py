@@ -284,7 +284,8 @@ def lost_order(shard: int) -> Finding:
     return Finding(
         ExplainedClass.LOST,
         False,
-        "Redis' record of this order is damaged, so calls about it hear 503. MySQL has what was acknowledged.",
+        "Redis' record of this order is gone or damaged, so calls about it hear 503. What was acknowledged is in the log, or in "
+        "MySQL.",
         f"Rebuild the shard from MySQL: {_repair('rebuild_shard', str(shard))}",
     )
 

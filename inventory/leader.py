@@ -84,7 +84,7 @@ class Leader:
         """Stand as a candidate and lead, until `stop` is set. Never raises for a store's trouble."""
         self._metrics.leader.labels(self.shard).set(0)
         async with asyncio.TaskGroup() as group:
-            standing = group.create_task(self._stand(), name="leader")
+            standing = group.create_task(self._stand(stop), name="leader")
             await stop.wait()
             await self._finish()
             standing.cancel()
@@ -96,8 +96,8 @@ class Leader:
                 async with asyncio.timeout(RESIGN_LIMIT_S):
                     await reign.relay.caught_up(reign.relay.read.m)
 
-    async def _stand(self) -> None:
-        while True:
+    async def _stand(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
             changes = self._changes
             try:
                 await self._stand_once()
@@ -210,6 +210,8 @@ class Leader:
         self._metrics.leader.labels(self.shard).set(1)
         self._metrics.leader_changes_total.labels(self.shard).inc()
         self._metrics.term.labels(self.shard).set(row.term)
+        self._metrics.resends_total.labels(self.shard)
+        self._metrics.resends_total.labels(self.shard)
         self.status = LeaderStatus(leading=True, term=row.term, epoch=row.epoch)
 
     def _ends(self) -> None:

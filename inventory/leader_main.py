@@ -43,7 +43,8 @@ async def _main(settings: Settings, stop: asyncio.Event) -> int:
     def missing() -> Mapping[str, str]:
         # A candidate without the lock is ready: it waits for it. One that cannot even ask for it is not.
         own = {f"shard {leader.shard}": leader.failure for leader in leaders if leader.failure}
-        return own | watch.missing()
+        ending = {"leader": "shutting down"} if stop.is_set() else {}
+        return own | watch.missing() | ending
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -24,6 +24,7 @@ from kernel import amqp_topology
 from kernel.errors import StoreOutcome, StoreRefused, StoreUnavailable
 from kernel.metrics import Metrics
 from kernel.settings import Settings
+from kernel.tls import client_context, refusal
 
 CLOSE_LIMIT_S: Final = 2.0
 BLOCKED: Final = "the broker has blocked publishing: it runs out of memory or disk"
@@ -91,11 +92,19 @@ class _Link:
     async def connect(cls, settings: Settings, name: str, metrics: Metrics | None) -> Self:
         """Connect and log in; raises StoreUnavailable `not_executed`."""
         url = URL(settings.amqp_url.get_secret_value()).update_query(heartbeat=str(settings.amqp_heartbeat_s))
+        if metrics is not None:
+            metrics.begin_failures("rabbitmq", (*_REFUSED.values(), "CONNECTION_LOST"))
         transport = _Transport(tls=url.scheme == "amqps")
-        connection = _PlainConnection(url, transport_factory=transport, client_properties={"connection_name": name})
         timeout_s = settings.amqp_timeout_ms / 1000
         try:
             with _translated("not_executed"):
+                connection = _PlainConnection(
+                    url,
+                    transport_factory=transport,
+                    client_properties={"connection_name": name},
+                    # Our own context: the driver's would be made from words in the address.
+                    context=client_context(settings) if url.scheme == "amqps" else None,
+                )
                 connecting = cast("Coroutine[Any, Any, Any]", connection.connect())  # pyright: ignore[reportUnknownMemberType]
                 await _limited(connecting, timeout_s, transport.cut)
         except BaseException as failure:
@@ -233,6 +242,8 @@ def _translated(outcome: StoreOutcome) -> Generator[None]:
             # The driver raises the end of a connection in place of a cancellation that comes with it. Who is asked to
             # end must not take it for a failure and begin anew.
             raise asyncio.CancelledError from failure
+        if outcome == "not_executed" and (why := refusal(failure)) is not None:
+            raise StoreRefused("rabbitmq", "TLS_FAILED", why) from failure
         if code := _REFUSED.get(type(failure)):  # pyright: ignore[reportArgumentType]
             raise StoreRefused("rabbitmq", code, str(failure)) from failure
         raise StoreUnavailable("rabbitmq", outcome, repr(failure)) from failure

@@ -28,7 +28,8 @@ class StoreRefused(StoreUnavailable):
     """The server answered that it will not do this now; proven not executed.
 
     `code` is the server's own word for Redis (`OOM`, `MISCONF`, `READONLY`, `LOADING`, `BUSY`, `NOAUTH`, …) and one of
-    `DISK_FULL`, `READ_ONLY`, `PACKET_TOO_LARGE`, `ACCESS_DENIED`, `TOO_MANY_CONNECTIONS` for MySQL. Within a
+    `DISK_FULL`, `READ_ONLY`, `PACKET_TOO_LARGE`, `ACCESS_DENIED`, `TOO_MANY_CONNECTIONS` for MySQL; for all of them
+    `TLS_FAILED`: not encrypted, or the server is not who it should be, and so not spoken to. Within a
     MySQL transaction it means: this statement had no effect, and the transaction is rolled back.
     """
 

@@ -62,6 +62,7 @@ class HealthApp:
             case "/metrics":
                 if self._keys is not None:
                     self._check_scope(self._keys, scope["headers"])
+                    self._metrics.show_key_expiry(self._keys.next_expiry_ms)
                 await self._look()
                 self._metrics.show_readiness(self._readiness())
                 return 200, metrics_format.CONTENT_TYPE, self._metrics.render()

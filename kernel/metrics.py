@@ -6,7 +6,7 @@ test there fails for a name that does not exist here.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Final
 
@@ -48,14 +48,19 @@ class Metrics:
         self.api_keys_expiry_timestamp_seconds = self._gauge(
             "api_keys_expiry_timestamp_seconds", "When the next API key in force ends, UTC; +Inf where none does."
         )
+        self.show_key_expiry(None)
         # The stores as this process finds them.
         self.store_errors_total = self._counter("store_errors", "Calls to a store that failed.", "store", "code")
         self.store_connections_total = self._counter("store_connections", "Connections made to a store.", "store")
         self.mysql_sessions_in_use = self._gauge("mysql_sessions_in_use", "Sessions in use, by pool.", "pool")
         self.mysql_sessions_max = self._gauge("mysql_sessions_max", "Sessions that a pool may have.", "pool")
-        self.redis_memory_used_bytes = self._gauge("redis_memory_used_bytes", "Memory that Redis uses.")
-        self.redis_memory_max_bytes = self._gauge("redis_memory_max_bytes", "Memory that Redis may use; 0 = no bound.")
-        self.redis_persistence_ok = self._gauge("redis_persistence_ok", "1 while Redis can write its append-only file.")
+        self.redis_memory_used_bytes = self._gauge("redis_memory_used_bytes", "Memory that Redis uses.", "shard")
+        self.redis_memory_max_bytes = self._gauge(
+            "redis_memory_max_bytes", "Memory that Redis may use; 0 = no bound.", "shard"
+        )
+        self.redis_persistence_ok = self._gauge(
+            "redis_persistence_ok", "1 while Redis can write its append-only file.", "shard"
+        )
         # The gateway's requests and decisions.
         self.http_requests_total = self._tallies("http_requests", "HTTP requests answered.", "route", "status")
         self.http_request_seconds = self._timings("http_request_seconds", "From head to answer of a request.", "route")
@@ -143,6 +148,15 @@ class Metrics:
         for dependency in missing:
             self.missing.labels(dependency).set(1)
 
+    def show_key_expiry(self, next_expiry_ms: int | None) -> None:
+        """Show when the next API key ends, UTC epoch ms; None where none does."""
+        self.api_keys_expiry_timestamp_seconds.set(float("inf") if next_expiry_ms is None else next_expiry_ms / 1000)
+
+    def begin_failures(self, store: Store, codes: Iterable[str]) -> None:
+        """Show failures of a store from 0 on: an increase from nothing to 1 would be none to Prometheus."""
+        for code in ("NOT_EXECUTED", "UNKNOWN", *codes):
+            self.store_errors_total.labels(store, code)
+
     def count_failure(self, store: Store, failure: StockgateError) -> None:
         """Count a failure at a store's door."""
         self.store_errors_total.labels(store, failure_code(failure)).inc()
@@ -150,6 +164,9 @@ class Metrics:
     def forget_head(self, shard: int) -> None:
         """Show nothing more of what only Redis knows of a shard: what was seen last is not how it is now."""
         for gauge in (
+            self.redis_memory_used_bytes,
+            self.redis_memory_max_bytes,
+            self.redis_persistence_ok,
             self.fenced,
             self.log_head_m,
             self.confirmed_m,

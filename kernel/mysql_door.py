@@ -31,6 +31,7 @@ from kernel.errors import (
 from kernel.metrics import Metrics
 from kernel.settings import Settings
 from kernel.silence import Silence
+from kernel.tls import client_context, refusal
 
 Got = TypeVar("Got")
 
@@ -334,6 +335,7 @@ class Database:
         self.generation = 0
         """Grows by one with every session made, so that a watcher can see that the server may be another one now."""
         if metrics is not None:
+            metrics.begin_failures("mysql", (*REFUSED.values(), "STATEMENT_FAILED"))
             metrics.mysql_sessions_max.labels(name).set(pool_max)
             metrics.mysql_sessions_in_use.labels(name).set_function(lambda: self._in_use)
 
@@ -495,10 +497,14 @@ class Database:
                 connection = await asyncmy.connect(**self._options)  # pyright: ignore[reportUnknownMemberType]
         except driver.MySQLError as error:
             self._silence.answered()
+            if (why := refusal(error)) is not None:
+                raise StoreRefused("mysql", "TLS_FAILED", why) from error
             failure = translate(error)
             raise failure or _ConnectionLostError(str(error)) from error
         except OSError as error:
             self._silence.answered()
+            if (why := refusal(error)) is not None:
+                raise StoreRefused("mysql", "TLS_FAILED", why) from error
             raise _ConnectionLostError(str(error)) from error
         self.generation += 1
         if self._metrics is not None:
@@ -537,6 +543,9 @@ def _connect_options(settings: Settings, name: str) -> dict[str, Any]:
         "local_infile": False,
         "program_name": name,
     }
+    if url.scheme == "mysqls":
+        # The driver upgrades before it logs in, and asks for that whether or not the server offers it.
+        options["ssl"] = client_context(settings)
     if sockets := parse_qs(url.query).get("unix_socket"):
         options["unix_socket"] = sockets[0]
     return options

@@ -6,11 +6,12 @@ read that was cut short (time-out, cancellation) closes the connection, so that 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import ssl
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Self, cast
 
-from redis.asyncio.connection import Connection, parse_url
+from redis.asyncio.connection import Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -20,6 +21,7 @@ from kernel.errors import ScriptFailed, StockgateError, StoreRefused, StoreUnava
 from kernel.metrics import Metrics
 from kernel.scripts import Script
 from kernel.settings import Settings
+from kernel.tls import client_context, refusal
 
 SUBSCRIPTION_PING_S: Final = 5.0
 """A subscription that heard nothing for this long asks whether the other side is still there."""
@@ -57,6 +59,8 @@ def _connection(settings: Settings, name: str) -> Connection:
     """A connection that is not connected yet. Every option that matters is written out here."""
     options: dict[str, Any] = dict(parse_url(settings.redis_url.get_secret_value()))
     connection_class: type[Connection] = options.pop("connection_class", Connection)
+    if issubclass(connection_class, SSLConnection):
+        connection_class = _tls_connection(client_context(settings))
     options |= {
         "client_name": name,
         "protocol": 2,
@@ -69,6 +73,16 @@ def _connection(settings: Settings, name: str) -> Connection:
         "driver_info": None,
     }
     return connection_class(**options)
+
+
+def _tls_connection(context: ssl.SSLContext) -> type[Connection]:
+    """A class of connections that use this context: the driver would make one from options, and from its defaults."""
+
+    class TLSConnection(Connection):
+        def _connection_arguments(self) -> Mapping[str, Any]:
+            return {**cast("Mapping[str, Any]", super()._connection_arguments()), "ssl": context}  # pyright: ignore[reportUnknownMemberType]
+
+    return TLSConnection
 
 
 def pack(words: Sequence[Argument], keys: Sequence[str] = (), args: Sequence[Argument] = ()) -> bytes:
@@ -96,6 +110,8 @@ def _pack_each(arguments: Sequence[Argument]) -> bytes:
 def _translated(error: RedisError | OSError, *, sent: bool) -> StockgateError:
     """What the driver's error is in our words; `sent` = the command may have reached the server."""
     text = str(error)
+    if not sent and (why := refusal(error)) is not None:
+        return StoreRefused("redis", "TLS_FAILED", why)
     # The driver cuts the codes it knows off the text and keeps them aside.
     code = (error.status_code if isinstance(error, RedisError) else None) or text.partition(" ")[0]
     if code in REFUSED_CODES and _RAISED_IN_SCRIPT not in text:
@@ -125,6 +141,8 @@ class RedisDoor:
 
     def __init__(self, settings: Settings, name: str, metrics: Metrics | None) -> None:
         self._metrics = metrics
+        if metrics is not None:
+            metrics.begin_failures("redis", (*REFUSED_CODES, "SCRIPT_FAILED"))
         self._timeout_s = settings.redis_timeout_ms / 1000
         self._connection = _connection(settings, name)
         self._turn = asyncio.Lock()
@@ -167,6 +185,14 @@ class RedisDoor:
         async with self._one_call(self._timeout_s) as call:
             return await self._exchange(pack(args), call)
 
+    async def commands(self, batch: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Run plain commands with one write and return their replies in order; raises the first error among them.
+
+        The replies are due within one call's time limit together, so a batch must be small beside that.
+        """
+        async with self._one_call(self._timeout_s) as call:
+            return await self._exchange_all(b"".join(map(pack, batch)), call, len(batch))
+
     async def read_stream(
         self, key: str, after_m: int, count: int, block_ms: int
     ) -> list[tuple[int, dict[bytes, bytes]]]:
@@ -204,7 +230,10 @@ class RedisDoor:
         return failure
 
     async def _exchange(self, packed: bytes, call: _Call, replies: int = 1) -> Any:
-        """Send commands, read their replies and return the last; raises the first error among them once all are read."""
+        """Send commands and return the reply to the last; raises the first error among them once all are read."""
+        return (await self._exchange_all(packed, call, replies))[-1]
+
+    async def _exchange_all(self, packed: bytes, call: _Call, replies: int) -> list[Any]:
         connection = self._connection
         # Data or an end of stream between two calls belongs to nobody who still waits: begin anew.
         if connection.is_connected and (self._reply_owed or await connection.can_read()):
@@ -221,16 +250,16 @@ class RedisDoor:
         call.sent = self._reply_owed = True
         await connection.send_packed_command([packed], check_health=False)
         error: ResponseError | None = None
-        reply = None
+        read: list[Any] = []
         for _ in range(replies):
             try:
-                reply = cast("Any", await connection.read_response(disable_decoding=True))
+                read.append(cast("Any", await connection.read_response(disable_decoding=True)))
             except ResponseError as refused:
                 error = error or refused
         self._reply_owed = False
         if error is not None:
             raise error
-        return reply
+        return read
 
 
 def _entries(key: str, reply: list[tuple[bytes, list[bytes]]]) -> list[tuple[int, dict[bytes, bytes]]]:

@@ -5,22 +5,35 @@ Nothing reads the environment elsewhere: settings are handed down as an argument
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kernel import limits
+from kernel.addresses import ENCRYPTED, check_address
 
 
 class Settings(BaseSettings):
     """What an operator can set. Durations carry their unit; addresses are URLs and never logged."""
 
-    model_config = SettingsConfigDict(env_prefix="STOCKGATE_", env_file=".env", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="STOCKGATE_", env_file=".env", extra="ignore", frozen=True, hide_input_in_errors=True
+    )
 
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     mysql_url: SecretStr = SecretStr("mysql://stockgate@127.0.0.1:3306/stockgate")
     amqp_url: SecretStr = SecretStr("amqp://127.0.0.1:5672/stockgate")
     api_keys_file: Path | None = None
+
+    tls_ca_file: FilePath | None = None
+    """Whom to trust at `rediss://`, `mysqls://` and `amqps://`, in PEM; None = whom the machine trusts."""
+    tls_cert_file: FilePath | None = None
+    """Our certificate, for servers that ask for one, in PEM with its chain; its key may stand in the same file."""
+    tls_key_file: FilePath | None = None
+
+    operators_listen: str = ""
+    """`host:port` where a gateway answers operators: `/ops/…` and `/metrics` are then unknown on its other address."""
 
     shards: int = 1
     """Shards of the inventory. Orders over several shards are not built yet, so anything but 1 refuses to start."""
@@ -55,6 +68,10 @@ class Settings(BaseSettings):
     mysql_pool_max: int = Field(default=8, ge=1, le=256)
     http_connections_max: int = Field(default=2_048, ge=1)
     shutdown_grace_s: int = Field(default=15, ge=1, le=300)
+    """From the signal, or from the end of `drain_delay_ms`, until the process has ended, whatever it waits for."""
+    drain_delay_ms: int = Field(default=0, ge=0, le=120_000)
+    """How long a gateway that was asked to end says so on `/health/ready` and goes on, before it takes no more connections:
+    as long as a load balancer needs to notice."""
     reconcile_interval_s: float = Field(default=5.0, ge=0.05)
     in_flight_alarm_s: float = Field(default=10.0, ge=0.1)
     settings_check_s: float = Field(default=60.0, ge=0.05, le=3_600)
@@ -83,9 +100,30 @@ class Settings(BaseSettings):
             )
         return shards
 
+    @field_validator("redis_url", "mysql_url", "amqp_url")
+    @classmethod
+    def _safe_address(cls, url: SecretStr, info: ValidationInfo) -> SecretStr:
+        check_address(str(info.field_name), url.get_secret_value())
+        return url
+
+    @field_validator("operators_listen")
+    @classmethod
+    def _an_address(cls, address: str) -> str:
+        host, colon, port = address.rpartition(":")
+        if address and not (host and colon and port.isascii() and port.isdigit() and int(port) <= 65_535):
+            raise ValueError("STOCKGATE_OPERATORS_LISTEN must be host:port, for example 10.0.0.5:9090 or [::1]:9090")
+        return address
+
     def model_post_init(self, context: object, /) -> None:
         """Check relations between settings that a single field cannot see."""
         if self.unconfirmed_bytes_settle_max < self.unconfirmed_bytes_reserve_max:
             raise ValueError("STOCKGATE_UNCONFIRMED_BYTES_SETTLE_MAX must not be below the bound for reserves")
+        if self.tls_key_file is not None and self.tls_cert_file is None:
+            raise ValueError("STOCKGATE_TLS_KEY_FILE is of no use without STOCKGATE_TLS_CERT_FILE")
+        urls = (self.redis_url, self.mysql_url, self.amqp_url)
+        encrypted = any(urlsplit(url.get_secret_value()).scheme in ENCRYPTED for url in urls)
+        if (self.tls_ca_file or self.tls_cert_file) and not encrypted:
+            # Somebody believes that it is.
+            raise ValueError("STOCKGATE_TLS_… is set, but no address is encrypted: rediss://, mysqls:// or amqps://")
         if self.hold_ttl_default_s > self.hold_ttl_max_s:
             raise ValueError("STOCKGATE_HOLD_TTL_DEFAULT_S must not exceed STOCKGATE_HOLD_TTL_MAX_S")

@@ -1,66 +1,51 @@
-"""Locust scenarios: shoppers who reserve and settle, and some who only look. Run by `make load`, or by hand with locust.
+"""What Locust loads: the users of one scenario, and the result that is left behind at the end.
 
-Environment: ORDERS_KEY bearer key with the scope `orders`, KEY_PREFIX and KEYS of the inventory keys to ask for.
+`make load` runs this in a process of its own, because Locust rewrites the standard library's sockets for all of it.
 """
 
-import os
-import random
-import uuid
-from typing import Any, ClassVar
+import importlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
-from locust import FastHttpUser, between, events, task
+import msgspec
+from locust import events
+from locust.env import Environment
+from locust.stats import StatsEntry
 
-PREFIX = os.environ.get("KEY_PREFIX", "load-")
-KEYS = int(os.environ.get("KEYS", "100"))
-EXPECTED_REFUSALS = frozenset({"INSUFFICIENT_STOCK"})
+from loadtests.budgets import Measured, Result
+from loadtests.users import BOOKS, CHECK, PLAN
 
-
-class Shopper(FastHttpUser):
-    """Reserves one to three lines, then pays, cancels or walks away."""
-
-    wait_time = between(0.01, 0.1)
-    headers: ClassVar[dict[str, str]] = {
-        "Authorization": f"Bearer {os.environ.get('ORDERS_KEY', '')}",
-        "Content-Type": "application/json",
-    }
-
-    @task(20)
-    def buy(self) -> None:
-        """One order from the hold to its end."""
-        order_id = uuid.uuid4().hex
-        # The lower half of the numbers is asked for most of the time: some shelves run empty.
-        numbers = {min(random.randrange(KEYS), random.randrange(KEYS)) for _ in range(random.choice((1, 1, 2, 3)))}
-        lines = [{"inventory_key": f"{PREFIX}{number}", "qty": 1} for number in numbers]
-        body = {"order_id": order_id, "lines": lines, "ttl_seconds": 60}
-        if not self._call("reserve", "/v1/reservations", body):
-            return
-        fate = random.random()
-        if fate < 0.7:
-            self._call("confirm", f"/v1/reservations/{order_id}/confirm", {})
-        elif fate < 0.9:
-            self._call("release", f"/v1/reservations/{order_id}/release", {"reason": "cancelled"})
-
-    @task(5)
-    def look(self) -> None:
-        """Read a key."""
-        path = f"/v1/inventory/{PREFIX}{random.randrange(KEYS)}"
-        self.client.get(path, headers=self.headers, name="inventory")
-
-    def _call(self, name: str, path: str, body: dict[str, Any]) -> bool:
-        """Whether it was done; an expected refusal is no failure."""
-        done = False
-        with self.client.post(path, json=body, headers=self.headers, name=name, catch_response=True) as answer:
-            done = answer.status_code in {200, 201}
-            code = None if done or not answer.text else answer.json().get("code")
-            if done or code in EXPECTED_REFUSALS:
-                answer.success()
-            else:
-                answer.failure(f"{answer.status_code} {code}")
-        return done
+# Locust takes the user classes that it finds among this module's names.
+_scenario: Any = importlib.import_module(f"loadtests.scenarios.{PLAN.scenario}")
+globals().update({user.__name__: user for user in _scenario.USERS})
 
 
-@events.test_start.add_listener
-def check_key(**_: object) -> None:
-    """Say at once what is missing, instead of a thousand 401."""
-    if not os.environ.get("ORDERS_KEY"):
-        raise SystemExit("ORDERS_KEY is not set: run `make load`, or set it to a key with the scope `orders`")
+@events.quitting.add_listener
+def leave_result(environment: Environment, **_: object) -> None:
+    """Write figures and books where the plan says."""
+    stats = environment.stats
+    seconds = max((stats.last_request_timestamp or 0.0) - stats.start_time, 0.001)
+    # A complaint of ours is an entry of the same name with another method.
+    complaints = Counter(
+        {name: entry.num_failures for (name, method), entry in stats.entries.items() if method == CHECK}
+    )
+    asked = {name: entry for (name, method), entry in stats.entries.items() if method != CHECK}
+    crashes = list(environment.runner.exceptions.values()) if environment.runner else []
+    result = Result(
+        by_name={name: _measured(entry, seconds, complaints[name]) for name, entry in asked.items()},
+        errors={
+            **{f"{error.name}: {error.error}": error.occurrences for error in stats.errors.values()},
+            **{str(crash["traceback"]): int(crash["count"]) for crash in crashes},
+        },
+        crashes=sum(crash["count"] for crash in crashes),
+        per_s=sum(entry.num_requests for entry in asked.values()) / seconds,
+        books=BOOKS,
+    )
+    Path(PLAN.results).write_bytes(msgspec.json.encode(result))
+
+
+def _measured(entry: StatsEntry, seconds: float, complaints: int) -> Measured:
+    p50_ms, p95_ms, p99_ms = (float(entry.get_response_time_percentile(part)) for part in (0.5, 0.95, 0.99))
+    failures = entry.num_failures + complaints
+    return Measured(entry.num_requests, failures, entry.num_requests / seconds, p50_ms, p95_ms, p99_ms)

@@ -651,9 +651,9 @@ PROCESSES: Final = Dashboard(
             [
                 Panel(
                     "Failures by store and code",
-                    "Calls per second that failed. NOT_EXECUTED and UNKNOWN: away or silent; the rest is the server's own word.",
+                    "Calls per second that failed; empty when all is well. NOT_EXECUTED and UNKNOWN: away or silent; the rest is the server's own word.",
                     "cps",
-                    [Query(per_second("stockgate_store_errors_total", "store, code"), "{{store}} {{code}}")],
+                    [Query(per_second("stockgate_store_errors_total", "store, code") + " > 0", "{{store}} {{code}}")],
                 ),
                 Panel(
                     "Connections made",

@@ -45,8 +45,10 @@ LINES: Final = (
 class Drawn:
     """One panel with what its queries gave."""
 
-    dashboard: str
     panel: Mapping[str, Any]
+    start: float
+    """Of the time shown, UTC seconds."""
+    end: float
     lines: list[tuple[str, Line]] = field(default_factory=list[tuple[str, Line]])
 
     @property
@@ -74,7 +76,7 @@ async def read_panels(
     for panel in dashboard["panels"]:
         if panel["type"] == "row":
             continue
-        drawn = Drawn(dashboard["uid"], panel)
+        drawn = Drawn(panel, start, end)
         for target in panel["targets"]:
             expression = target["expr"].replace(RATE_VARIABLE, rate_interval)
             for line in await prometheus.over(expression, start, end, step):
@@ -113,18 +115,21 @@ def draw(dashboard: Mapping[str, Any], panels: Sequence[Drawn], path: Path) -> N
         frame.set_yticks([])
         for side in frame.spines.values():
             side.set_color("#dcdfe2")
-        frame.set_title(drawn.title, loc="left", fontsize=9.5, color=TEXT, pad=-12, x=0.012)
+        figure.text(
+            left + 0.3 / COLUMNS, bottom + height - 0.75 / rows, drawn.title, fontsize=10, color=TEXT, va="center"
+        )
         if drawn.panel["type"] == "stat":
             _draw_stat(frame, drawn)
             continue
-        legend_rows = 1 + (min(len(drawn.lines), LEGEND_LINES_MAX) - 1) // 3 if drawn.lines else 0
+        columns = legend_columns(drawn)
+        legend_rows = -(-min(len(drawn.lines), LEGEND_LINES_MAX) // columns)
         inside = (
             left + 1.05 / COLUMNS,
             bottom + (0.95 + 0.5 * legend_rows) / rows,
             width - 1.35 / COLUMNS,
-            height - (2.0 + 0.5 * legend_rows) / rows,
+            height - (2.3 + 0.5 * legend_rows) / rows,
         )
-        _draw_lines(figure.add_axes(inside), drawn)
+        _draw_lines(figure.add_axes(inside), drawn, columns)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, facecolor=BACKGROUND)
 
@@ -144,7 +149,13 @@ def _draw_stat(frame: Axes, drawn: Drawn) -> None:
         frame.text(x, 0.12, name, ha="center", va="center", fontsize=8.5, color=FAINT, transform=frame.transAxes)
 
 
-def _draw_lines(axes: Axes, drawn: Drawn) -> None:
+def legend_columns(drawn: Drawn) -> int:
+    """How many names fit beside each other below the panel."""
+    longest = max((len(name) for name, _ in drawn.lines), default=1)
+    return max(1, min(4, int(drawn.panel["gridPos"]["w"] * 8.5 / (longest + 6))))
+
+
+def _draw_lines(axes: Axes, drawn: Drawn, columns: int) -> None:
     axes.set_facecolor(PANEL)
     axes.tick_params(labelsize=7.5, colors=FAINT, length=0)
     for side in ("top", "right", "left"):
@@ -153,7 +164,6 @@ def _draw_lines(axes: Axes, drawn: Drawn) -> None:
     axes.grid(axis="y", color="#e8eaec", linewidth=0.8)
     unit = _unit(drawn.panel)
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: in_unit(value, unit)))
-    axes.yaxis.set_major_locator(ticker.MaxNLocator(4))
     if not drawn.lines:
         axes.set_xticks([])
         axes.set_yticks([])
@@ -173,17 +183,26 @@ def _draw_lines(axes: Axes, drawn: Drawn) -> None:
     axes.xaxis_date()
     axes.xaxis.set_major_formatter(dates.DateFormatter("%H:%M:%S"))
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5))
+    axes.set_xlim(drawn.start / DAY_S, drawn.end / DAY_S)
     if "min" in drawn.panel["fieldConfig"]["defaults"]:
         axes.set_ylim(bottom=0)
     low, high = axes.get_ylim()
     if high - low < 1e-9 or _flat(lines):
         axes.set_ylim(low, max(high, low + 1) if not stacked else high or 1)
+    axes.yaxis.set_major_locator(_ticks(unit, *axes.get_ylim()))
     _draw_thresholds(axes, drawn.panel)
     handles, names = axes.get_legend_handles_labels()
     axes.legend(
-        handles[:LEGEND_LINES_MAX], names[:LEGEND_LINES_MAX], loc="upper left", bbox_to_anchor=(-0.07, -0.14), ncols=3,
+        handles[:LEGEND_LINES_MAX], names[:LEGEND_LINES_MAX], loc="upper left", bbox_to_anchor=(0.0, -0.13), ncols=columns,
         fontsize=7.5, frameon=False, labelcolor=TEXT, handlelength=1.2, columnspacing=1.2, borderaxespad=0,
     )  # fmt: skip
+
+
+def _ticks(unit: str, low: float, high: float) -> ticker.Locator:
+    """About four ticks; for bytes at powers of two."""
+    if unit == "bytes" and high > low:
+        return ticker.MultipleLocator(2 ** math.ceil(math.log2((high - low) / 5)))
+    return ticker.MaxNLocator(4)
 
 
 def _draw_stack(axes: Axes, lines: Sequence[tuple[str, Line]]) -> None:

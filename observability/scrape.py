@@ -4,6 +4,7 @@ It listens on loopback, keeps little, and evaluates the alert rules of this fold
 in production Prometheus is yours, and `prometheus/prometheus.yml.example` says what to tell it.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,15 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from stockgate.accounts import RoleName
-from stockgate.ports import LOOPBACK
-from stockgate.processes import StackError, write_private
-from stockgate.servers import Server, find_program
+from stockgate.ports import LOOPBACK, choose_port
+from stockgate.processes import Child, StackError, log_tail, write_private
+from stockgate.servers import find_program
 
 ALERTS: Final = Path(__file__).parent / "prometheus" / "alerts.yml"
 
 STORED_BYTES_MAX: Final = "256MB"
 QUERY_LIMIT_S: Final = 10.0
+START_LIMIT_S: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -84,46 +85,54 @@ def configuration(targets: Sequence[Target], key: str, interval_ms: int) -> str:
     )
 
 
-class PrometheusServer(Server):
-    """Debian's Prometheus under a run directory of its own."""
+class PrometheusServer:
+    """Debian's Prometheus in a folder of its own, ended with this process however that ends."""
 
-    name = "prometheus"
-
-    def __init__(self, run_dir: Path, targets: Sequence[Target], key: str, *, interval_ms: int = 1_000) -> None:
-        super().__init__(run_dir)
+    def __init__(self, directory: Path, targets: Sequence[Target], key: str, *, interval_ms: int = 1_000) -> None:
+        self._directory = directory.absolute()
         self._configuration = configuration(targets, key, interval_ms)
-
-    @property
-    def url(self) -> str:
+        self._child = Child("prometheus", self._directory / "prometheus.log")
+        self.url = f"http://{LOOPBACK}:{choose_port(set())}"
         """Where its API and its pages are."""
-        return f"http://{LOOPBACK}:{self.port}"
 
-    def role_url(self, role: RoleName) -> str:
-        """The same for all: it has no accounts."""
-        del role
-        return self.url
-
-    async def _prepare(self) -> None:
+    async def start(self) -> None:
+        """Start it and return when it answers; raises StackError with the end of its log."""
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         # It holds the key.
-        write_private(self.directory / "prometheus.yml", self._configuration)
-
-    def _command(self) -> list[str]:
-        return [
-            find_program("prometheus"),
-            f"--config.file={self.directory / 'prometheus.yml'}",
-            f"--storage.tsdb.path={self.directory / 'data'}",
-            f"--storage.tsdb.retention.size={STORED_BYTES_MAX}",
-            f"--web.listen-address={LOOPBACK}:{self.port}",
-            f"--query.timeout={QUERY_LIMIT_S:.0f}s",
-            "--log.level=warn",
-        ]
-
-    async def _answers(self) -> bool:
+        write_private(self._directory / "prometheus.yml", self._configuration)
+        self._child.spawn(
+            [
+                find_program("prometheus"),
+                f"--config.file={self._directory / 'prometheus.yml'}",
+                f"--storage.tsdb.path={self._directory / 'data'}",
+                f"--storage.tsdb.retention.size={STORED_BYTES_MAX}",
+                f"--web.listen-address={urlsplit(self.url).netloc}",
+                f"--query.timeout={QUERY_LIMIT_S:.0f}s",
+                "--log.level=warn",
+            ]
+        )
         try:
-            async with httpx2.AsyncClient(timeout=1.0) as client:
-                return (await client.get(f"{self.url}/-/ready")).status_code == 200
+            async with asyncio.timeout(START_LIMIT_S), httpx2.AsyncClient(timeout=1.0) as client:
+                while not await self._ready(client):
+                    await asyncio.sleep(0.05)
+        except BaseException as failure:
+            await self._child.kill()
+            if isinstance(failure, TimeoutError):
+                log = log_tail(self._child.log_path)
+                raise StackError(f"Prometheus does not answer after {START_LIMIT_S:.0f} s:\n{log}") from None
+            raise
+
+    async def _ready(self, client: httpx2.AsyncClient) -> bool:
+        if not self._child.alive():
+            raise StackError(f"Prometheus has ended while starting:\n{log_tail(self._child.log_path)}")
+        try:
+            return (await client.get(f"{self.url}/-/ready")).status_code == 200
         except httpx2.TransportError:
             return False
+
+    async def stop(self) -> None:
+        """End it."""
+        await self._child.stop()
 
 
 class Prometheus:

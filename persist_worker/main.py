@@ -71,6 +71,8 @@ class ShardWorker:
         """How many it has made to the broker."""
         self._applier = Applier(database, shard, clock, log)
         self._broker_trouble = "not connected yet"
+        self.gave_up = False
+        """Whether the batch in hand could not be committed before it ended: its messages are in the queue again."""
         self._alarm = ""
         self._counted_at = 0.0
         self._backoff_s = BACKOFF_FIRST_S
@@ -98,6 +100,7 @@ class ShardWorker:
                 await _wait(stop, self._backoff_s * random.uniform(0.5, 1.0))
                 self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
             except GaveUp:
+                self.gave_up = True
                 return
             else:
                 if halted is not None:
@@ -127,8 +130,10 @@ class ShardWorker:
 
     async def _consume(self, consumer: Consumer, stop: asyncio.Event) -> LockedShard | None:
         gather = Gather(consumer, self._shard)
-        while not stop.is_set() and self._safe():
+        while not stop.is_set():
             batch = await gather.batch(IDLE_S)
+            if not self._safe():
+                return None
             await self._count()
             if not batch and not self._applier.waits_for_gap:
                 continue
@@ -219,7 +224,7 @@ async def _wait(stop: asyncio.Event, seconds: float) -> None:
 
 
 async def work(settings: Settings, stop: asyncio.Event, *, clock: Clock = SYSTEM_CLOCK) -> int:
-    """Run the workers of all shards until `stop` is set; returns the exit code."""
+    """Run the workers of all shards until `stop` is set; returns the exit code, 0 where no batch in hand was given up."""
     log = logs.get_logger()
     metrics = Metrics()
     metrics.describe("persist-worker")
@@ -237,7 +242,8 @@ async def work(settings: Settings, stop: asyncio.Event, *, clock: Clock = SYSTEM
 
     def missing() -> Mapping[str, str]:
         own = {name: reason for worker in workers for name, reason in worker.missing().items()}
-        return own | watch.missing()
+        ending = {"persist-worker": "shutting down"} if stop.is_set() else {}
+        return own | watch.missing() | ending
 
     log.info("started", shards=settings.shards)
     try:
@@ -250,12 +256,13 @@ async def work(settings: Settings, stop: asyncio.Event, *, clock: Clock = SYSTEM
                 task.cancel()
     finally:
         await database.close()
-    log.info("stopped")
-    return 0
+    gave_up = [shard for shard, worker in enumerate(workers) if worker.gave_up]
+    log.info("stopped", gave_up=gave_up)
+    return 1 if gave_up else 0
 
 
 def run(settings: Settings) -> int:
-    """The process: `stockgate persist-worker`. SIGTERM finishes the batch in hand; exit code 0."""
+    """The process: `stockgate persist-worker`. SIGTERM finishes the batch in hand; exit code as `work`."""
     collect_seldom(GARBAGE_LOOK)
     logs.configure(settings, "persist-worker")
     return run_until_signal(lambda stop: work(settings, stop), settings)

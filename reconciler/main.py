@@ -23,6 +23,7 @@ from reconciler.passes import Reconciler
 REQUESTS_POLL_S = 1.0
 AUDIT_TIMEOUT_MS = 60_000
 FAILURE_PAUSE_S = 1.0
+FINISH_S = 3.0
 
 log = get_logger()
 
@@ -44,7 +45,23 @@ class Process:
         ]
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Compare until told to stop; a store that is away is waited for."""
+        """Compare until told to stop; a store that is away is waited for.
+
+        A comparison that is under way then has `FINISH_S`. Over many keys it takes longer, and it can be broken off
+        anywhere: what was repaired stays repaired, a task that was begun is taken up again by whoever comes next.
+        """
+        working, asked = asyncio.create_task(self._work(stop)), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working,), timeout=FINISH_S)
+        finally:
+            asked.cancel()
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+        if not working.cancelled():
+            working.result()
+
+    async def _work(self, stop: asyncio.Event) -> None:
         next_pass = self._clock.monotonic()
         while not stop.is_set():
             try:
@@ -145,11 +162,12 @@ def run(settings: Settings) -> int:
             watch = SettingsWatch(settings, checks, log=log, metrics=metrics)
 
             def readiness() -> dict[str, str]:
+                missing = watch.missing() | ({"reconciler": "shutting down"} if stop.is_set() else {})
                 failure = process.failure
                 if failure is None:
-                    return watch.missing()
+                    return missing
                 store = failure.store if isinstance(failure, StoreUnavailable) else "stores"
-                return {store: str(failure)} | watch.missing()
+                return {store: str(failure)} | missing
 
             async with asyncio.TaskGroup() as tasks:
                 auditor = Auditor(settings, audit_database, audit_redis, metrics, SYSTEM_CLOCK)

@@ -88,9 +88,12 @@ def up(
     ] = None,
     gateways: Annotated[int, typer.Option(min=1, max=16, help="Gateway processes that share the port.")] = 2,
     ack: Annotated[Ack, typer.Option(help="What a 2xx waits for.")] = Ack.broker,
+    operators_port: Annotated[
+        int | None, typer.Option(help="Answer /ops and /metrics on this port alone; 0 = a free one.")
+    ] = None,
 ) -> int:
     """Start the development stack: private Redis, MariaDB and RabbitMQ, migrations, all roles. Ctrl-C stops it."""
-    options = StackOptions(run_dir=run_dir, port=port, gateways=gateways, ack=ack.value)
+    options = StackOptions(run_dir=run_dir, port=port, gateways=gateways, ack=ack.value, operators_port=operators_port)
 
     async def live() -> int:
         return await up_detached(options) if detach else await Stack(options).run()
@@ -140,9 +143,12 @@ def gateway(
     fd: Annotated[int | None, typer.Option(help="Accept on this inherited listening socket.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on.")] = 8080,
+    operators_fd: Annotated[
+        int | None, typer.Option(help="Answer operators only on this inherited listening socket.")
+    ] = None,
 ) -> int:
     """Run one HTTP gateway."""
-    return load("gateway.main", "run")(read_settings(), fd=fd, host=host, port=port)
+    return load("gateway.main", "run")(read_settings(), fd=fd, host=host, port=port, operators_fd=operators_fd)
 
 
 @app.command(name="persist-worker")

@@ -112,7 +112,7 @@ class Demo:
         url, retries = description["gateway"], Retries(deadline_s=60.0)
         self.orders = StockgateClient(url, keys["orders"], retries=retries)
         self.inventory = StockgateClient(url, keys["inventory"], retries=retries)
-        self.ops = StockgateClient(url, keys["ops"], retries=retries)
+        self.ops = StockgateClient(description["operators"], keys["ops"], retries=retries)
         self.mysql_url: str = description["operator"]["mysql"]
         self.player = Player([self.orders], seed=seed)
         self.killed: Identity | None = None

@@ -64,7 +64,7 @@ def run(
         if (key is None) == (order is None):
             raise Refusal("INVALID_REQUEST", "name either a key or, with --order, an order")
         explanation = asyncio.run(_explain(settings, key or "", order or "", tenant, limit, page))
-    except (Refusal, StockgateError, BadCursor) as failure:
+    except (Refusal, StockgateError) as failure:
         code = failure.code if isinstance(failure, Refusal) else "UNAVAILABLE"
         if as_json:
             _print_json({"ok": False, "code": code, "error": str(failure)})
@@ -92,7 +92,10 @@ async def _explain(
     redis = RedisDoor.open(settings, name="explain")
     try:
         if order_id:
-            order = await explain_order(database, redis, 0, tenant, order_id, limit, page)
+            try:
+                order = await explain_order(database, redis, 0, tenant, order_id, limit, page)
+            except BadCursor as wrong:
+                raise Refusal("INVALID_REQUEST", f"--page: {wrong}") from None
             if order is None:
                 raise Refusal("UNKNOWN_ORDER", f"tenant {tenant} has no order {order_id}; --tenant names another one")
             return order

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -56,6 +56,8 @@ class StackOptions:
     gateways: int = 2
     ack: Literal["broker", "redis"] = "broker"
     ready_limit_s: float = READY_LIMIT_S
+    operators_port: int | None = None
+    """Where operators are answered and nobody else; None = where all are."""
 
 
 class Member(Protocol):
@@ -147,6 +149,7 @@ class Stack:
         self._roles: list[Role] = []
         self._state = "starting"
         self._gateway = ""
+        self._operators = ""
         self._stop_wanted = asyncio.Event()
 
     def request_stop(self) -> None:
@@ -179,7 +182,14 @@ class Stack:
                 working.cancel()
 
     async def _live(self) -> None:
-        with listening_socket(self._run_dir, self._options.port, self._say) as listener:
+        with ExitStack() as sockets:
+            listener = sockets.enter_context(listening_socket(self._run_dir, self._options.port, self._say))
+            operators: socket.socket | None = None
+            if self._options.operators_port is not None:
+                operators = sockets.enter_context(
+                    listening_socket(self._run_dir, self._options.operators_port, self._say)
+                )
+                self._operators = f"http://{LOOPBACK}:{operators.getsockname()[1]}"
             port = listener.getsockname()[1]
             self._gateway = f"http://{LOOPBACK}:{port}"
             api_keys = ensure_keys(self._run_dir)
@@ -188,7 +198,7 @@ class Stack:
             await self._servers.start()
             self._say("migrating the database")
             await self._migrate(self._environment(api_keys, {"mysql": self._servers.addresses()["mysql"]}))
-            self._roles = self._make_roles(api_keys, listener)
+            self._roles = self._make_roles(api_keys, listener, operators)
             self._say(f"starting {', '.join(role.name for role in self._roles)}")
             for role in self._roles:
                 await role.start()
@@ -229,14 +239,15 @@ class Stack:
         if exit_code != 0:
             raise StackError(f"migrate {how_it_ended(exit_code)}:\n{log_tail(migrate.log_path)}")
 
-    def _make_roles(self, api_keys: Path, listener: socket.socket) -> list[Role]:
+    def _make_roles(self, api_keys: Path, listener: socket.socket, operators: socket.socket | None) -> list[Role]:
         # All gateways accept from one socket that outlives each of them: killing one refuses nobody.
-        fd = listener.fileno()
+        fds = {"--fd": listener.fileno()}
+        if operators is not None:
+            fds["--operators-fd"] = operators.fileno()
+        command = self._command("gateway", *(word for name, fd in fds.items() for word in (name, str(fd))))
         env = self._environment(api_keys, self._servers.role_addresses("gateway"))
         gateways = [
-            Role(
-                name, self._log(name), self._command("gateway", "--fd", str(fd)), env | self._metrics_port(name), (fd,)
-            )
+            Role(name, self._log(name), command, env | self._metrics_port(name), tuple(fds.values()))
             for name in (f"gateway-{number}" for number in range(1, self._options.gateways + 1))
         ]
         others: list[Role] = []
@@ -300,6 +311,8 @@ class Stack:
         if self._roles:
             stack = {
                 "gateway": self._gateway,
+                # Where /ops and /metrics are answered.
+                "operators": self._operators or self._gateway,
                 "keys": str(self._run_dir / "keys.json"),
                 **self._servers.addresses(),
                 "operator": self._servers.role_addresses("operator"),
@@ -437,6 +450,8 @@ async def up_detached(options: StackOptions, say: Say = print_line) -> int:
     arguments = ["--run-dir", str(run_dir), "--gateways", str(options.gateways), "--ack", options.ack]
     if options.port is not None:
         arguments += ["--port", str(options.port)]
+    if options.operators_port is not None:
+        arguments += ["--operators-port", str(options.operators_port)]
     log_path = run_dir / "log" / "stockgate.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     log_path.write_bytes(b"")

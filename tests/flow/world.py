@@ -45,6 +45,8 @@ class Role:
         self.name = name
         self.arguments = list(arguments)
         self.port = port
+        self.metrics_port = 0
+        """Where it alone answers `/metrics`; 0 = nowhere."""
         self.child = Child(name, world.directory / "log" / f"{name}.log")
 
     @property
@@ -58,6 +60,7 @@ class Role:
         role = cast("RoleName", self.arguments[0])
         urls = self.world.servers.as_role(role, {name: settings[setting] for name, setting in names.items()})
         plain = {name: value for name, value in settings.items() if name not in names.values()}
+        plain["STOCKGATE_METRICS_PORT"] = str(self.metrics_port)
         return {**plain, **{names[name]: url for name, url in urls.items()}}
 
     def spawn(self, failpoints: str = "", **environment: str) -> None:
@@ -110,6 +113,7 @@ class World:
         gateways: int = 2,
         leaders: int = 0,
         reconciler: bool = True,
+        metrics_ports: bool = False,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.servers = servers
@@ -140,6 +144,10 @@ class World:
         self.second_worker = Role(self, "persist-worker-2", ["persist-worker"])
         """Not started by itself: a test starts it beside the first one."""
         self.reconciler = Role(self, "reconciler", ["reconciler"]) if reconciler else None
+        if metrics_ports:
+            for role in self.roles:
+                role.metrics_port = choose_port(ports)
+                ports.add(role.metrics_port)
         self.http = httpx2.AsyncClient(timeout=10)
         self.wire = Wire()
 

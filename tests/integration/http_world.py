@@ -42,6 +42,7 @@ CALLERS: Mapping[str, Caller] = {
     "inventory": Caller(scopes=("inventory",)),
     "ops": Caller(scopes=("ops",)),
     "metrics": Caller(scopes=("metrics",)),
+    "stock": Caller(scopes=("inventory", "ops", "metrics")),
     "supply": Caller(scopes=("supply",)),
     "other_tenant": Caller(tenant="rival"),
     "confined": Caller(more={"prefix": "shop-a/"}),

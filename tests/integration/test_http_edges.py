@@ -403,6 +403,10 @@ async def test_replies_and_requests_agree_with_the_document(world: HttpWorld) ->
         ("POST", "/ops/reconcile", "/ops/reconcile", {"dry_run": True}),
         ("GET", "/ops/reconcile/{id}", "/ops/reconcile/1", None),
         ("GET", "/ops/actions", "/ops/actions?limit=2", None),
+        ("GET", "/ops/inventory/{key}/explain", f"/ops/inventory/{key}/explain?limit=2", None),
+        ("GET", "/ops/inventory/{key}/explain", "/ops/inventory/no-such/explain", None),
+        ("GET", "/ops/orders/{order_id}", order.replace("/v1/reservations", "/ops/orders"), None),
+        ("GET", "/ops/orders/{order_id}", "/ops/orders/no-such", None),
         ("GET", "/health/live", "/health/live", None),
         ("GET", "/health/ready", "/health/ready", None),
     ]

@@ -106,6 +106,19 @@ async def test_callers_at_once_get_their_own_replies_in_order(door: RedisDoor) -
     assert door.generation == 1
 
 
+async def test_commands_of_one_write_have_their_replies_in_order(door: RedisDoor) -> None:
+    batch = [
+        *(("SET", f"k{number}", number) for number in range(300)),
+        *(("GET", f"k{number}") for number in range(300)),
+    ]
+    assert await door.commands(batch) == [b"OK"] * 300 + [b"%d" % number for number in range(300)]
+    with pytest.raises(ScriptFailed, match="WRONGTYPE"):
+        await door.commands([("LPUSH", "k1", "x"), ("GET", "k2")])
+    # All replies were read: the next call has its own, on the same connection.
+    assert await door.command("GET", "k3") == b"3"
+    assert door.generation == 1
+
+
 async def test_a_cancelled_call_leaves_its_reply_to_nobody(door: RedisDoor) -> None:
     chance = random.Random(7)
     cancelled = 0

@@ -44,3 +44,47 @@ def test_failpoints_are_armed_from_the_settings() -> None:
         timeout=30,
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "up True\n")
+
+
+STUBBORN = """
+import asyncio, sys, time
+from contextlib import suppress
+from kernel import process
+from kernel.settings import Settings
+
+process.LAST_RESORT_S = 0.5
+
+async def waits(stop: asyncio.Event) -> int:
+    print("up", flush=True)
+    await asyncio.Event().wait()
+
+async def swallows(stop: asyncio.Event) -> int:
+    print("up", flush=True)
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+async def blocks(stop: asyncio.Event) -> int:
+    print("up", flush=True)
+    await stop.wait()
+    time.sleep(60)
+
+sys.exit(process.run_until_signal(globals()[sys.argv[1]], Settings(shutdown_grace_s=1)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "told"), [("waits", "shutdown_overdue"), ("swallows", "shutdown_overdue"), ("blocks", "Timeout")]
+)
+def test_whatever_holds_it_up_it_ends_and_says_so(how: str, told: str) -> None:
+    """A wait that never ends, a task that cannot be cancelled, a call that blocks the loop."""
+    command = [sys.executable, "-c", STUBBORN, how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
+        said = process.stdout.read()
+        assert process.wait(60) == 1
+    assert told in said
+    assert how in said, "it says where it was"

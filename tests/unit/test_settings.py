@@ -49,12 +49,53 @@ def test_what_cannot_work_does_not_start(monkeypatch: pytest.MonkeyPatch, name: 
 
 def test_addresses_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REDIS", "MYSQL", "AMQP"):
-        monkeypatch.setenv(f"STOCKGATE_{name}_URL", "x://user:sesame@host/0")
+        monkeypatch.setenv(f"STOCKGATE_{name}_URL", f"{name.lower()}://user:sesame@host/0")
     settings = Settings()
     assert "sesame" not in repr(settings) + str(settings) + settings.model_dump_json()
-    assert settings.redis_url.get_secret_value() == "x://user:sesame@host/0"
+    assert settings.redis_url.get_secret_value() == "redis://user:sesame@host/0"
 
 
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings().ack = "redis"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("name", "url", "says"),
+    [
+        ("REDIS", "redis://10.0.0.5:6379/0", "STOCKGATE_REDIS_URL has no password"),
+        ("REDIS", "rediss://stockgate@redis.internal/0", "STOCKGATE_REDIS_URL has no password"),
+        ("MYSQL", "mysql://stockgate@10.0.0.5/stockgate", "STOCKGATE_MYSQL_URL has no password"),
+        ("AMQP", "amqp://rabbit.internal/stockgate", "STOCKGATE_AMQP_URL has no password"),
+        ("AMQP", "amqp://guest:guest@rabbit.internal/stockgate", "logs in as guest"),
+        ("AMQP", "amqps://stockgate:guest@[2001:db8::1]/stockgate", "logs in as guest"),
+        ("REDIS", "http://127.0.0.1/0", "must begin with redis:// or rediss://"),
+        ("MYSQL", "postgres://127.0.0.1/0", "must begin with mysql:// or mysqls://"),
+        ("AMQP", "amqps://u:sesame@host/v?no_verify_ssl=1", "no_verify_ssl: certificates are set by"),
+        ("REDIS", "rediss://u:sesame@host/0?ssl_cert_reqs=none", "ssl_cert_reqs: certificates are set by"),
+    ],
+)
+def test_an_address_that_is_not_safe_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, name: str, url: str, says: str
+) -> None:
+    monkeypatch.setenv(f"STOCKGATE_{name}_URL", url)
+    with pytest.raises(ValidationError, match=says) as refusal:
+        Settings()
+    assert "sesame" not in str(refusal.value)
+
+
+def test_logins_by_default_are_well_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, url in (("REDIS", "redis://[::1]/0"), ("AMQP", "amqp://guest:guest@localhost/"), ("MYSQL", "mysql:///x")):
+        monkeypatch.setenv(f"STOCKGATE_{name}_URL", url)
+    Settings()
+
+
+def test_certificates_without_an_encrypted_address_do_not_start(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    file.touch()
+    with pytest.raises(ValidationError, match="no address is encrypted"):
+        Settings(tls_ca_file=file)
+    with pytest.raises(ValidationError, match="STOCKGATE_TLS_CERT_FILE"):
+        Settings(tls_key_file=file)
+    with pytest.raises(ValidationError, match="not point to a file"):
+        Settings(tls_ca_file=tmp_path / "none.pem")

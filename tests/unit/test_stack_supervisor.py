@@ -123,7 +123,17 @@ async def test_describes_itself_and_stops_everything(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     async with running(run_dir) as stack:
         described = stack.described()
-        assert described.keys() == {"gateway", "keys", "redis", "mysql", "amqp", "operator", "processes", "metrics"}
+        assert described.keys() == {
+            "gateway",
+            "keys",
+            "redis",
+            "mysql",
+            "amqp",
+            "operator",
+            "operators",
+            "processes",
+            "metrics",
+        }
         assert set(stack.pids()) == {"gateway-1", "gateway-2", "persist-worker", "reconciler"}
         keys = json.loads(Path(str(described["keys"])).read_text())
         assert set(keys) == {"orders", "inventory", "ops", "metrics"}
