@@ -48,8 +48,9 @@ format: setup ## let ruff mend what it can
 	@ruff check --fix .
 	@ruff format .
 
-docs: setup ## the pages that are made from the source
+docs: setup ## the pages that are made from the source, and the examples of the API's page, executed anew
 	@$(PYTHON) -m gateway.errors_page docs/errors.md
+	@RECORD_EXAMPLES=1 $(PYTHON) -m pytest -q tests/integration/test_examples.py -k comes_out
 
 bench: ## benchmarks; what they mean stands in loadtests/
 	@scripts/setup.sh --bench

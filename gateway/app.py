@@ -7,9 +7,6 @@ from importlib.metadata import version
 from typing import Final
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 
 from gateway.call import Endpoint, Lifecycle, State
 from gateway.contract import contract
@@ -32,7 +29,6 @@ from kernel.health import serve
 from kernel.logs import get_logger
 from kernel.metrics import Metrics
 from kernel.mysql_door import Database
-from kernel.problems import CONTENT_TYPE, Problem
 from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
 from kernel.settings_watch import SettingsWatch
@@ -48,16 +44,9 @@ def create_app(settings: Settings, lifecycle: Lifecycle, more: tuple[Endpoint, .
         async with open_state(settings, lifecycle) as state:
             yield state
 
-    inner = Starlette(lifespan=lifespan, exception_handlers={HTTPException: _problem})
+    inner = Starlette(lifespan=lifespan)
     endpoints = contract(version("stockgate"), more, settings.hold_ttl_max_s)
     return Dispatch(endpoints, inner, settings, get_logger())
-
-
-async def _problem(request: Request, error: Exception) -> Response:
-    """What Starlette itself refuses, in the form of all other refusals."""
-    found = isinstance(error, HTTPException) and error.status_code == 405
-    problem = Problem("METHOD_NOT_ALLOWED" if found else "NOT_FOUND", f"{request.method} {request.url.path}")
-    return Response(problem.body(), problem.status, media_type=CONTENT_TYPE)
 
 
 def _metrics(settings: Settings) -> Metrics:

@@ -48,6 +48,7 @@ class Connection(HttpToolsProtocol):
         self._crowded = crowded
         self._room = limits.HEAD_BYTES_MAX
         """Bytes that the head that is coming may still have."""
+        self._refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let it in, refuse it politely, or cut it."""
@@ -75,7 +76,7 @@ class Connection(HttpToolsProtocol):
                 self.refuse(Problem("HEAD_TOO_LARGE", f"a request's head may have {limits.HEAD_BYTES_MAX} bytes"))
 
     def _received_in_pieces(self, data: bytes) -> None:
-        while data and not self.transport.is_closing():
+        while data and not self._refused:
             piece, data = data[: self._room], data[self._room :]
             self.data_received(piece)
 
@@ -95,7 +96,7 @@ class Connection(HttpToolsProtocol):
 
         An answer that an earlier request is still owed goes first and is the last one: it must not be taken for this.
         """
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
         cycle = self.cycle
         if cycle and not cycle.response_complete:
@@ -113,14 +114,24 @@ class Connection(HttpToolsProtocol):
             if cycle.response_started:
                 self.transport.close()
                 return
+        self._refused = True
         self._write(problem)
-        self.transport.close()
+        # A connection that is closed while something unread lies in it takes the answer with it.
+        self.transport.write_eof()
+        self.transport.set_protocol(_Discarding(self))
+
+    def shutdown(self) -> None:
+        """Close as soon as what was accepted is answered."""
+        if self._refused:
+            self.transport.close()
+        else:
+            super().shutdown()
 
     def _write(self, problem: Problem) -> None:
         request_id = secrets.token_hex(6)
         reply = problem_reply(problem, request_id)
         metrics = cast("State", self.app_state)["metrics"]
-        metrics.http_requests_total.labels("other", str(reply.status)).inc()
+        metrics.http_requests_total.labels("unknown", str(reply.status)).inc()
         headers = [
             *self.server_state.default_headers,
             *(header for header in reply.headers if header[0] != b"connection"),
@@ -133,7 +144,7 @@ class Connection(HttpToolsProtocol):
 
     def waits_for(self) -> object | None:
         """What the other side owes without a time limit of its own; the same object as long as it is the same debt."""
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return _CLOSING
         if not self.scope:
             return _NOTHING_YET
@@ -152,6 +163,22 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         else:
             self.transport.abort()
+
+
+class _Discarding(asyncio.Protocol):
+    """What is left of a refused connection: reads on, for a while, until the other side has read the answer and closes."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._room = limits.DISCARDED_BYTES_MAX
+
+    def data_received(self, data: bytes) -> None:
+        self._room -= len(data)
+        if self._room < 0:
+            self._connection.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
 
 
 def _answering(problem: Problem) -> App:

@@ -1,12 +1,12 @@
 """The contract as a table: every call of this process, who may make it, and what it can come to."""
 
-from importlib.resources import files
 from typing import Final
 
 from gateway import health, inventory, operations, operators, requests, reservations
-from gateway.call import OPEN, Call, Endpoint
+from gateway.call import OPEN, Endpoint
+from gateway.docs_page import serve_page
 from gateway.openapi import serve_document
-from gateway.replies import InventoryReply, OrderReply, QuantitiesReply, Reply, ResultsReply
+from gateway.replies import InventoryReply, OrderReply, QuantitiesReply, ResultsReply
 from inventory.explain_key import KeyExplanation
 from inventory.explain_order import OrderExplanation
 from inventory.operator_actions import ActionPage
@@ -25,14 +25,6 @@ _HOLD: Final = ("HOLD_EXPIRED", *_SETTLE)
 _CHANGE: Final = ("UNKNOWN_INVENTORY_KEY", "INSUFFICIENT_STOCK", "REQUEST_CONFLICT", "QUANTITY_LIMIT", *_STORES)
 _ORDER: Final = {200: OrderReply}
 _QUANTITIES: Final = {200: QuantitiesReply}
-
-DOCS_HEADERS: Final = (
-    (b"content-type", b"text/html; charset=utf-8"),
-    (
-        b"content-security-policy",
-        b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'",
-    ),
-)
 
 _RESERVATIONS: Final = (
     Endpoint(
@@ -256,11 +248,6 @@ _PROCESS: Final = (
 )
 
 
-async def docs(_call: Call) -> Reply:
-    """GET /docs."""
-    return Reply(200, files("gateway").joinpath("docs.html").read_bytes(), DOCS_HEADERS)
-
-
 def contract(
     version: str, more: tuple[Endpoint, ...] = (), ttl_seconds_max: int = limits.TTL_SECONDS_MAX
 ) -> tuple[Endpoint, ...]:
@@ -270,5 +257,5 @@ def contract(
     return (
         *described,
         Endpoint("GET", "/openapi.json", OPEN, document, "This document.", gives={200: None}),
-        Endpoint("GET", "/docs", OPEN, docs, "This document, to read.", gives={200: None}),
+        Endpoint("GET", "/docs", OPEN, serve_page(), "This document, to read.", gives={200: None}),
     )

@@ -1,7 +1,6 @@
 """The outermost ASGI application: finds the endpoint, checks who asks, and turns whatever comes of it into a reply.
 
-Pure ASGI with nothing around it, because it is the hot path. What none of its endpoints answers, and the lifespan, goes
-to the application inside.
+Pure ASGI with nothing around it, because it is the hot path. The lifespan goes to the application inside.
 """
 
 import asyncio
@@ -60,7 +59,7 @@ def _for_operators(endpoint: Endpoint) -> bool:
 
 
 class Dispatch:
-    """The gateway's ASGI application. `inner` answers the lifespan and what no endpoint does."""
+    """The gateway's ASGI application. `inner` takes what is no call: the lifespan."""
 
     def __init__(
         self, endpoints: Sequence[Endpoint], inner: App, settings: Settings, log: FilteringBoundLogger
@@ -188,8 +187,7 @@ class Dispatch:
             routes = self._routes if self._operators_port is None else self._routes_of(scope)
             found = routes.find(scope["method"], scope["raw_path"])
             if found is None:
-                await self._inner(scope, receive, self._named(send, request_id, state, began))
-                return
+                raise Problem("NOT_FOUND", "no call has this path")
             endpoint, names = found
             route = endpoint.template
             call = Call(state, receive, endpoint, names)
@@ -252,17 +250,6 @@ class Dispatch:
                 outcome=problem.extra.get("outcome"),
             )
         return problem_reply(problem, request_id)
-
-    def _named(self, send: Send, request_id: bytes, state: State, began: float) -> Send:
-        """Name the request in what the application inside answers, and count it."""
-
-        async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-                self._count("other", message["status"], state, began)
-            await send(message)
-
-        return send_named
 
     def _count(self, route: str, status: int, state: State, began: float) -> None:
         kept = self._counters.get((route, status))

@@ -8,6 +8,7 @@ import msgspec
 
 from gateway import requests
 from gateway.call import Call, Endpoint, Handle
+from gateway.examples import add_examples
 from gateway.replies import JSON, Reply, encode
 from kernel import limits
 from kernel.problems import CATALOGUE
@@ -123,6 +124,7 @@ def document(
             schema["pattern"] = _in_every_dialect(pattern)
         if schema.get("maximum") == limits.TTL_SECONDS_MAX:
             schema["maximum"] = ttl_seconds_max
+    add_examples(paths)
     return {
         "openapi": "3.1.0",
         "info": {

@@ -29,6 +29,8 @@ HEADERS_MAX: Final = 64
 HEAD_READ_MS_MAX: Final = 10_000
 # From the end of the request's head to the last byte of its body.
 BODY_READ_MS_MAX: Final = 10_000
+# What is still read, and thrown away, of a connection whose request was refused before its end.
+DISCARDED_BYTES_MAX: Final = 4 * 1024 * 1024
 # How long a caller may leave an answer, or the end of its connection, unread.
 ANSWER_WRITE_MS_MAX: Final = 30_000
 

@@ -52,6 +52,7 @@ class SettingsWatch:
         self._metrics = metrics
         self._clock = clock
         self._unasked = {check.store: "not asked yet" for check in self._checks}
+        self._unread: dict[str, str] = {}
         self._findings: dict[str, dict[str, Finding]] = {check.store: {} for check in self._checks}
         self._safe = dict.fromkeys(self._unasked, False)
 
@@ -89,9 +90,12 @@ class SettingsWatch:
         except (StockgateError, TimeoutError) as failure:
             if check.store in self._unasked:
                 self._unasked[check.store] = str(failure) or "no answer in time"
-            if not isinstance(failure, StoreUnavailable):
-                self._log.error("settings_not_read", store=check.store, reason=str(failure))
+            if not isinstance(failure, StoreUnavailable) and self._unread.get(check.store) != str(failure):
+                # A store that is away is told elsewhere; this is a question that it could not answer.
+                self._unread[check.store] = str(failure)
+                self._log.error("settings_not_read", store=check.store, reason=str(failure) or "no answer in time")
             return False
+        self._unread.pop(check.store, None)
         self._unasked.pop(check.store, None)
         self._take(check.store, findings)
         return all(finding.status is not Status.WRONG for finding in findings)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from client.failures import ClientError
-from loadtests.bench_processes import resident_mib
+from loadtests.bench_processes import resident_mb
 from loadtests.bench_rounds import Scatter, say
 from loadtests.bench_system import BenchError, System, until_ended
 from loadtests.bench_wrk import Load
@@ -50,7 +50,7 @@ async def sustain(system: System, load: Load, *, sustained_s: float) -> dict[str
     cores that the capacity measured a moment before would no longer be there.
     """
     catalogue = await system.catalogue(load.keys)
-    await system.load(catalogue, replace(load, seconds=1))
+    await system.load(catalogue, replace(load, seconds=2))
     capacity = await system.load(catalogue, load)
     await system.until_drained()
     rate = SUSTAINED_SHARE * capacity.per_s
@@ -131,10 +131,10 @@ async def drain_backlog(folder: Path, *, events: int, rounds: int) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """Resident memory by process, in MiB, when about so many operations had been done."""
+    """Resident memory by process, in MB, when about so many operations had been done."""
 
     operations: float
-    mib: dict[str, float]
+    mb: dict[str, float]
 
 
 async def measure_memory(system: System, load: Load, *, orders: int, operations: int) -> dict[str, Any]:
@@ -151,23 +151,23 @@ async def measure_memory(system: System, load: Load, *, orders: int, operations:
             one = await system.load(catalogue, replace(load, script="operations"), OPERATIONS="100", CONFIRM="1")
             round_s = time.monotonic() - round_began
         samples += [
-            MemorySample(done + one.accepted * min(1.0, (at - round_began) / round_s), mib)
-            for at, mib in zip(times, readings, strict=True)
+            MemorySample(done + one.accepted * min(1.0, (at - round_began) / round_s), mb)
+            for at, mb in zip(times, readings, strict=True)
         ]
         done += one.accepted
-        say(f"  {done:9,} operations  " + "  ".join(f"{name} {mib:.0f} MiB" for name, mib in samples[-1].mib.items()))
+        say(f"  {done:9,} operations  " + "  ".join(f"{name} {mb:.0f} MB" for name, mb in samples[-1].mb.items()))
         # Its own time for the worker: reserves are refused when it is too far behind.
         await system.until_drained()
-    after = resident_mib(system.processes())
+    after = resident_mb(system.processes())
     return {
         "operations": done,
-        "mib_after": {name: round(mib, 1) for name, mib in after.items()},
-        "growth_mib_second_half": {
+        "mb_after": {name: round(mb, 1) for name, mb in after.items()},
+        "growth_mb_second_half": {
             name: round(growth(samples, name, operations / 2, operations), 2)
             for name in ("gateway-1", "persist-worker")
         },
         "samples": [
-            {"operations": round(sample.operations), **{name: round(mib, 1) for name, mib in sample.mib.items()}}
+            {"operations": round(sample.operations), **{name: round(mb, 1) for name, mb in sample.mb.items()}}
             for sample in samples
         ],
         "open_orders": open_orders,
@@ -185,7 +185,7 @@ async def sampled_memory(system: System) -> AsyncGenerator[tuple[list[float], li
     async def sample() -> None:
         while True:
             times.append(time.monotonic())
-            readings.append(resident_mib(processes))
+            readings.append(resident_mb(processes))
             await asyncio.sleep(SAMPLE_S)
 
     async with beside(sample()):
@@ -193,11 +193,11 @@ async def sampled_memory(system: System) -> AsyncGenerator[tuple[list[float], li
 
 
 def growth(samples: Sequence[MemorySample], process: str, first: float, last: float) -> float:
-    """MiB by which a process grew between two numbers of operations, by the line that fits its samples best.
+    """MB by which a process grew between two numbers of operations, by the line that fits its samples best.
 
     Raises BenchError with fewer than three samples, for then no line says anything.
     """
-    points = [(sample.operations, sample.mib[process]) for sample in samples if first <= sample.operations <= last]
+    points = [(sample.operations, sample.mb[process]) for sample in samples if first <= sample.operations <= last]
     if len(points) < 3:
         raise BenchError(f"only {len(points)} samples of memory between {first:,.0f} and {last:,.0f} operations")
     slope, _ = statistics.linear_regression(*zip(*points, strict=True))

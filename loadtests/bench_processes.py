@@ -52,8 +52,8 @@ def _cpu_s(pid: int) -> float:
     return TICK_S * sum(map(int, fields[11:15])) if fields else 0.0
 
 
-def resident_mib(roots: Mapping[str, int]) -> dict[str, float]:
-    """Resident memory of each process and its descendants, in MiB; shared pages count in each."""
+def resident_mb(roots: Mapping[str, int]) -> dict[str, float]:
+    """Resident memory of each process and its descendants, in MB (10^6 bytes); shared pages count in each."""
     found: dict[str, float] = {}
     for name, pids in _trees(roots).items():
         pages = 0
@@ -62,7 +62,7 @@ def resident_mib(roots: Mapping[str, int]) -> dict[str, float]:
                 pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
             except (FileNotFoundError, ProcessLookupError):
                 continue
-        found[name] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        found[name] = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
     return found
 
 

@@ -13,7 +13,7 @@ from loadtests.bench_rounds import Scatter, Take, rates, ratio, take_turns
 from loadtests.bench_system import Baseline, BenchError, Catalogue, System, baseline
 from loadtests.bench_wrk import Load, Round
 
-WARM_UP_S = 1
+WARM_UP_S = 2
 OPERATIONS = 100
 SCRIPT_START_LIMIT_S = 60.0
 

@@ -74,8 +74,10 @@ async def run_wrk(url: str, load: Load, environment: Mapping[str, str]) -> Round
     if process.returncode != 0 or not lines:
         raise LoadFailedError(f"wrk failed:\n{output.decode()}")
     figures: dict[str, float] = json.loads(lines[-1])
+    if not figures["requests"]:
+        raise LoadFailedError(f"nothing was answered within {seconds} s:\n{output.decode()}")
     refused = figures["status_errors"] + figures["socket_errors"] + figures.get("not_accepted", 0)
-    if refused or not figures["requests"]:
+    if refused:
         raise LoadFailedError(f"{refused:.0f} requests or operations were not accepted:\n{output.decode()}")
     return Round(
         accepted=int(figures.get("accepted", figures["requests"])),

@@ -35,6 +35,8 @@ HERE: Final = Path(__file__).parent
 LOCUST_MARGIN_S: Final = 90
 """What Locust may take beyond the run: its start, and users who finish what they have begun."""
 FINISH_S: Final = 30
+ARRIVAL_S: Final = 4
+"""In which all users arrive."""
 
 
 class Stack(msgspec.Struct, frozen=True):
@@ -135,7 +137,7 @@ def run_locust(stack: Stack, plan: Plan, folder: Path, users: int, seconds: int,
     plan_path.write_bytes(msgspec.json.encode(plan))
     command = [
         *(sys.executable, "-m", "locust", "-f", str(HERE / "locustfile.py"), "--host", stack.gateway),
-        *("-u", str(users), "-r", str(users), "-t", f"{seconds}s", "--stop-timeout", str(FINISH_S)),
+        *("-u", str(users), "-r", str(max(1, users // ARRIVAL_S)), "-t", f"{seconds}s", "--stop-timeout", str(FINISH_S)),
         *("--loglevel", "WARNING", "--exit-code-on-error", "0"),
     ]
     if web:
