@@ -62,9 +62,14 @@ def numbers(shown: Amounts) -> str:
     )
 
 
+def _count(number: int, what: str) -> str:
+    """`1 event`, `2 events`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def command(*words: str) -> str:
     """A command as one would type it."""
-    return shlex.join(("stockgate", *words))
+    return f"`{shlex.join(('stockgate', *words))}`"
 
 
 def _explain(key: str) -> str:
@@ -75,7 +80,9 @@ def _explain(key: str) -> str:
 def _repair(kind: str, target: str, *more: str) -> str:
     options = " ".join(("--reason '…'", *more))
     what = shlex.join((kind, target))
-    return f"stockgate repair {options} -- {what}" if target.startswith("-") else f"stockgate repair {what} {options}"
+    return (
+        f"`stockgate repair {options} -- {what}`" if target.startswith("-") else f"`stockgate repair {what} {options}`"
+    )
 
 
 # --- both -------------------------------------------------------------------------------------------------------------
@@ -132,10 +139,10 @@ def stale(count: int, names: Sequence[str], what: str) -> Finding:
     return Finding(
         ExplainedClass.STALE,
         True,
-        f"{count} change(s) of a closed epoch that name this {what} never took effect ({whom}). With ack=broker nobody was "
-        "told that they had; with ack=redis somebody may have been.",
-        "The number is right without them. Where ack=redis is in use, look whether those orders exist now, and tell those "
-        "who own them if they do not.",
+        f"{_count(count, 'change')} of a closed epoch, naming this {what}, never took effect ({whom}). With ack=broker nobody "
+        "was told otherwise; with ack=redis somebody may have been.",
+        "The number is right without it. Where ack=redis is in use, look whether what it names exists now, and tell whom it "
+        "concerns if it does not.",
     )
 
 
@@ -144,7 +151,7 @@ def contradiction(what: str, count: int, first: str) -> Finding:
     return Finding(
         ExplainedClass.CONTRADICTION,
         False,
-        f"MySQL contradicts itself about this {what} in {count} place(s): {first}. No process of ours writes this, so "
+        f"MySQL contradicts itself about this {what} in {_count(count, 'place')}: {first}. No process of ours writes this, so "
         "somebody has changed rows by hand, or a restored backup is not whole.",
         f"Trust neither number. Run {command('audit')} to see how far it reaches, and restore the rows from a backup "
         "before anything is repaired: a repair takes MySQL for the truth.",
@@ -159,7 +166,7 @@ def healthy_key(shown: Amounts, seq: int) -> Finding:
     return Finding(
         ExplainedClass.HEALTHY,
         True,
-        f"The number is right: both stores have counted the same {seq} changes and agree on {numbers(shown)}.",
+        f"The number is right: both stores have counted the same {_count(seq, 'change')} and agree on {numbers(shown)}.",
         f"{NOTHING_TO_DO} Whoever expects another number finds in the timeline who moved it, when and why.",
     )
 
@@ -180,8 +187,8 @@ def in_flight_key(key: str, shown: Amounts, behind: int, where: str) -> Finding:
     return Finding(
         ExplainedClass.IN_FLIGHT,
         True,
-        f"Redis' number is the right one, {numbers(shown)}: it is {behind} change(s) ahead of MySQL, which are on their way "
-        f"({where}).",
+        f"Redis' number is the right one, {numbers(shown)}: it is {_count(behind, 'change')} ahead of MySQL, on the way "
+        f"there ({where}).",
         f"Usually nothing: run {_explain(key)} again in a second. If MySQL's seq does not grow, GET "
         "/ops/status says whether the leader publishes and the worker applies.",
     )
@@ -192,7 +199,7 @@ def drifted_key(key: str, redis: Amounts, mysql: Amounts, seq: int) -> Finding:
     return Finding(
         ExplainedClass.DRIFTED,
         False,
-        f"Both stores have counted the same {seq} changes, yet Redis says {numbers(redis)} and MySQL {numbers(mysql)}. The "
+        f"Both stores have counted the same {_count(seq, 'change')}, yet Redis says {numbers(redis)} and MySQL {numbers(mysql)}. The "
         "ledger proves MySQL's number; until Redis has it too, orders are decided by a wrong one. No process of ours does "
         "this: somebody has written into Redis.",
         f"The reconciler corrects it at its next pass. If it does not run, or to do it now: {_repair('correct', key)}",
@@ -212,11 +219,11 @@ def lost_key(key: str, shard: int, mysql: Amounts | None, why: str) -> Finding:
 
 def held_key(key: str, parked: int, more: bool, reason: str) -> Finding:
     """Events of the key are parked."""
-    count = f"more than {parked}" if more else str(parked)
+    count = f"more than {parked} events are" if more else f"{parked} events are" if parked != 1 else "1 event is"
     return Finding(
         ExplainedClass.HELD,
         False,
-        f"An event of this key could not be written to MySQL ({reason}), so {count} event(s) are parked and nobody may sell "
+        f"An event of this key could not be written to MySQL ({reason}), so {count} parked and nobody may sell "
         "the key: orders for it hear KEY_FROZEN. Redis' number counts the parked events, MySQL's does not.",
         f"Mend what the reason names, then look with {_repair('replay_held', key, '--dry-run')} and do it without "
         f"--dry-run. If the first event can never be applied, give it up with {_repair('reject_held', key)}: it names the "
@@ -296,8 +303,8 @@ def held_order(keys: Sequence[str], reason: str) -> Finding:
     return Finding(
         ExplainedClass.HELD,
         False,
-        f"The order cannot go on: the key(s) {', '.join(keys)} are held for an operator{said}. Calls about it hear "
-        "KEY_FROZEN, and nothing of it is lost.",
+        f"The order cannot go on, because {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} held for an operator{said}. "
+        "Calls about it hear KEY_FROZEN, and nothing of it is lost.",
         f"See why, and what to do, with {_explain(keys[0])}",
     )
 

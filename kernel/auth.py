@@ -23,7 +23,7 @@ from kernel.settings import Settings
 Scope = Literal["orders", "inventory", "supply", "review", "ops", "metrics"]
 
 FILE_LOOK_S: Final = 1.0
-"""How often the file is looked at, while requests come in."""
+"""How often the file is looked at, while requests come in: a key that was taken out is refused after so long at most."""
 
 _SCHEME: Final = b"bearer "
 _KEY_BYTES_MAX: Final = 512
@@ -177,6 +177,11 @@ def _read(path: Path) -> dict[bytes, _Key]:
     keys = [_key(entry) for entry in entries]
     if len({key.digest for key in keys}) < len(keys):
         raise ValueError(f"{path.name}: one hash stands there twice")
+    # Orders belong to a tenant, and the audit table names whoever asked: a name must mean one of them.
+    tenants: dict[str, str] = {}
+    for principal in (key.principal for key in keys):
+        if tenants.setdefault(principal.name, principal.tenant) != principal.tenant:
+            raise ValueError(f"{path.name}: {principal.name} stands there for two tenants")
     return {key.digest: key for key in keys}
 
 

@@ -259,7 +259,8 @@ def _step(step: Step) -> tuple[object, ...]:
     moved = [(name, getattr(step.delta, name)) for name in names if getattr(step.delta, name)]
     change = ", ".join(f"{amount:+d} {name}" for name, amount in moved) or "nothing"
     after = ", ".join(str(getattr(step.after, name)) for name in names)
-    whom = step.order_id or step.request_no
+    # Only the number that a key's creation makes for its first quantity holds a space.
+    whom = step.order_id or ("its creation" if " " in step.request_no else step.request_no)
     buyer = f", buyer {step.buyer_id}" if step.buyer_id else ""
     why = step.reason + (f" (approval {step.approval_no})" if step.approval_no else "")
     who = step.actor or "the clock"

@@ -25,6 +25,8 @@ class Section:
 
 
 NOTHING: Final = "none"
+UNBROKEN: Final = frozenset({"at (UTC)", "since (UTC)", "noted (UTC)", "seq", "move", "status"})
+"""Columns whose cells are short and easier to read in one piece."""
 
 
 def printable(value: object) -> str:
@@ -60,7 +62,10 @@ def _show_on_terminal(console: Console, section: Section) -> None:
     for sentence in section.sentences:
         console.print(Padding(Text(printable(sentence), section.style), (0, 0, 0, 2)))
     if section.columns:
-        table = Table(*section.columns, box=None, pad_edge=False, header_style="dim")
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for column in section.columns:
+            # Folded and never cut: a trace id with its end missing finds nothing.
+            table.add_column(column, no_wrap=column in UNBROKEN, overflow="fold")
         for row in section.rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         console.print(Padding(table if section.rows else Text(NOTHING, "dim"), (0, 0, 0, 2)))

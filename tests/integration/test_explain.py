@@ -226,7 +226,7 @@ async def test_in_flight(stores: Stores, confirmed: bool, where: str) -> None:
         await stores.head(confirmed_m=stores.applied_m)
     told = await stores.explain(key)
     assert (told.ok, told.found) == (True, C.IN_FLIGHT)
-    assert "2 change(s) ahead" in told.sentence
+    assert "2 changes ahead" in told.sentence
     assert where in told.sentence
     assert told.in_flight is not None
     assert [(step.move, step.inventory_key, step.qty, step.confirmed) for step in told.in_flight.changes] == [
@@ -323,7 +323,7 @@ async def test_held_then_mended_then_replayed(stores: Stores) -> None:
     told = await stores.explain(key)
     assert (told.ok, classes(told)) == (False, [C.HELD])
     assert "after-image" in told.sentence
-    assert "1 event(s) are parked" in told.sentence
+    assert "1 event is parked" in told.sentence
     assert "stockgate repair replay_held" in told.next_step
     assert "stockgate repair reject_held" in told.next_step
     assert [(one.ref, one.seq) for one in told.parked] == [("o-held", 2)]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,23 @@ def test_one_hash_twice_does_not_start(path: Path, clock: TestClock) -> None:
     write(path, entry("k1"), entry("k1", name="other"))
     with pytest.raises(ValueError, match="twice"):
         KeyRing(path, clock)
+
+
+def test_one_name_for_two_tenants_does_not_start(path: Path, clock: TestClock) -> None:
+    write(path, entry("k1"), entry("k2", tenant="rival"))
+    with pytest.raises(ValueError, match="two tenants"):
+        KeyRing(path, clock)
+
+
+def test_each_of_two_keys_with_one_name_ends_by_itself(path: Path, clock: TestClock) -> None:
+    """The old key says when it ends, so that a rotation needs no second edit."""
+    ends_at = datetime.fromtimestamp(clock.now_ms() / 1000 + 60, UTC).isoformat()
+    write(path, entry("old", expires_at=ends_at), entry("new"))
+    ring = KeyRing(path, clock)
+    assert ring.authenticate(b"Bearer old") == ring.authenticate(b"Bearer new")
+    clock.ms += 60_000
+    assert refused(ring, b"Bearer old") == "UNAUTHORIZED"
+    assert ring.authenticate(b"Bearer new")
 
 
 def test_a_missing_file_does_not_start_and_none_lets_nobody_in(path: Path, clock: TestClock) -> None:
