@@ -302,10 +302,13 @@ FLOW: Final = Dashboard(
                     low=True,
                 ),
                 Panel(
-                    "Epoch",
-                    "Grows by each rebuild of the shard.",
+                    "Epoch and term",
+                    "The epoch grows by each rebuild of the shard, the term by each leader.",
                     "none",
-                    [Query("max by (shard) (stockgate_epoch)", "shard {{shard}}")],
+                    [
+                        Query("max by (shard) (stockgate_epoch)", "epoch of shard {{shard}}"),
+                        Query("max by (shard) (stockgate_term)", "term"),
+                    ],
                     kind="stat",
                     width=4,
                     height=4,
@@ -590,7 +593,7 @@ PROCESSES: Final = Dashboard(
             [
                 Panel(
                     "CPU",
-                    "Share of one core.",
+                    "Share of one core; a process of ours uses one at most.",
                     "percentunit",
                     [Query('rate(process_cpu_seconds_total{job=~"stockgate-.+"}[$__rate_interval])', "{{instance}}")],
                     orange=0.8,

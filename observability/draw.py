@@ -50,6 +50,8 @@ class Drawn:
     """Of the time shown, UTC seconds."""
     end: float
     lines: list[tuple[str, Line]] = field(default_factory=list[tuple[str, Line]])
+    answered: int = 0
+    """How many of its queries gave anything."""
 
     @property
     def title(self) -> str:
@@ -79,7 +81,9 @@ async def read_panels(
         drawn = Drawn(panel, start, end)
         for target in panel["targets"]:
             expression = target["expr"].replace(RATE_VARIABLE, rate_interval)
-            for line in await prometheus.over(expression, start, end, step):
+            lines = await prometheus.over(expression, start, end, step)
+            drawn.answered += bool(lines)
+            for line in lines:
                 drawn.lines.append((legend_of(target["legendFormat"], line.labels), line))
         panels.append(drawn)
     return panels
