@@ -11,7 +11,7 @@ SCENARIO ?= all
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo down test crash check format docs bench load lock clean
+.PHONY: help setup run demo down test crash check format docs bench load pictures lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ bench: ## benchmarks; what they mean stands in loadtests/
 
 load: setup ## Locust scenarios with budgets: SCENARIO=order_service|flash_sale|retry_storm|operators|all
 	@$(PYTHON) -m loadtests.load $(SCENARIO) --run-dir $(RUN_DIR) $(ARGS)
+
+pictures: setup ## draw the dashboards from a running stack: ARGS='--seconds 60'
+	@$(PYTHON) -m observability.draw --run-dir $(RUN_DIR) $(ARGS)
 
 lock: setup ## resolve the dependencies anew into both lock files
 	@options="--quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links"; \
