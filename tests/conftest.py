@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from stockgate.servers import Servers
+from tests.declared import watched_answers
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +20,17 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     asyncio.run(servers.start())
     yield servers
     asyncio.run(servers.stop())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def answers_against_the_contract() -> Iterator[list[str]]:
+    """Every gateway within this process is watched: no handler may answer what its call does not declare."""
+    with watched_answers() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _only_declared_answers(answers_against_the_contract: list[str]) -> Iterator[None]:
+    answers_against_the_contract.clear()
+    yield
+    assert not answers_against_the_contract, answers_against_the_contract

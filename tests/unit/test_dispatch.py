@@ -20,6 +20,7 @@ from kernel.errors import ScriptFailed, StoreUnavailable
 from kernel.metrics import Metrics
 from kernel.problems import CATALOGUE
 from kernel.settings import Settings
+from tests.declared import watched_answers
 
 ORDER = [1_800_000_000_000, "", [["k", 1, 1, "", 3, 7]]]
 RESERVE = b'{"order_id":"o","lines":[{"inventory_key":"k","qty":1}]}'
@@ -157,13 +158,17 @@ DETAILS: dict[Outcome, Any] = {
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.DONE])
-async def test_every_outcome_has_its_problem(tmp_path: Path, outcome: Outcome) -> None:
+async def test_every_outcome_has_its_problem(
+    tmp_path: Path, outcome: Outcome, answers_against_the_contract: list[str]
+) -> None:
     result = Result(outcome, detail=DETAILS.get(outcome))
     status, headers, body = await Gateway(tmp_path, decided(result)).call()
     assert body["code"] in CATALOGUE
     assert status == CATALOGUE[body["code"]].status == body["status"]
     assert headers["content-type"] == "application/problem+json"
     assert body["instance"] == headers["x-request-id"]
+    # Some of these outcomes belong to other calls than this one.
+    answers_against_the_contract.clear()
 
 
 async def test_a_mixed_order_in_the_way_is_called_mixed(tmp_path: Path) -> None:
@@ -245,3 +250,12 @@ async def test_a_body_in_pieces_is_one_body_and_a_caller_who_leaves_is_no_call(t
     pieces += [{"type": "http.request", "body": RESERVE[:10], "more_body": True}, {"type": "http.disconnect"}]
     await gateway.app(scope, receive, send)
     assert sent == []
+
+
+async def test_an_answer_that_its_call_does_not_declare_is_noticed(
+    tmp_path: Path, answers_against_the_contract: list[str]
+) -> None:
+    with watched_answers() as found:
+        await Gateway(tmp_path, decided(Result(Outcome.VERSION_CONFLICT, detail=[9]))).call()
+    assert found == ["POST /v1/reservations answered 409 VERSION_CONFLICT, which it does not declare"]
+    answers_against_the_contract.clear()
