@@ -1,6 +1,6 @@
 """The invariants over everything, on demand. Each check is one snapshot; what is in flight is no violation."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -78,16 +78,28 @@ _IN_MYSQL: Final[tuple[tuple[str, Statement, Statement, tuple[str, ...]], ...]] 
 )
 
 
-async def audit(database: Database, redis: RedisDoor, shard: int) -> list[Check]:
+Told = Callable[[Check], None]
+"""Called with a check that begins, and again when more of it has been looked at."""
+
+
+def tell_nobody(_check: Check) -> None:
+    """For whoever only wants the result."""
+
+
+async def audit(database: Database, redis: RedisDoor, shard: int, told: Told = tell_nobody) -> list[Check]:
     """Check one shard in both stores; raises what the doors raise, for an audit that could not look proves nothing."""
-    checks = [await _in_mysql(database, shard, *check) for check in _IN_MYSQL]
+    checks: list[Check] = []
+    for name, count, violations, columns in _IN_MYSQL:
+        told(Check(name))
+        checks.append(await _in_mysql(database, shard, name, count, violations, columns))
+        told(checks[-1])
     row = await read_shard(database, shard)
     keys, orders = Check("redis_equals_mysql"), Check("redis_orders_equal_mysql")
     if row.mode == "hot":
         names = EpochKeys(shard, row.epoch)
         try:
-            await _compare_keys(database, redis, names, keys)
-            await _compare_orders(database, redis, names, orders)
+            await _compare_keys(database, redis, names, keys, told)
+            await _compare_orders(database, redis, names, orders, told)
         except HeadMissing:
             keys.violations.append({"epoch": row.epoch, "finding": "the row is hot and Redis has no head"})
     return [*checks, keys, orders]
@@ -108,10 +120,11 @@ def _plain(value: Any) -> str | int:
     return value if isinstance(value, str) else int(value)
 
 
-async def _compare_keys(database: Database, redis: RedisDoor, names: EpochKeys, check: Check) -> None:
+async def _compare_keys(database: Database, redis: RedisDoor, names: EpochKeys, check: Check, told: Told) -> None:
     async for page in opened_keys(redis, names):
         readings = await read_keys(database, redis, names, page)
         check.checked += len(readings)
+        told(check)
         suspects = {
             reading.inventory_key: reading
             for reading in readings
@@ -155,7 +168,7 @@ class OrderLine(msgspec.Struct, array_like=True):
     seq: int
 
 
-async def _compare_orders(database: Database, redis: RedisDoor, names: EpochKeys, check: Check) -> None:
+async def _compare_orders(database: Database, redis: RedisDoor, names: EpochKeys, check: Check, told: Told) -> None:
     """Records in Redis whose last entry MySQL has applied must say what MySQL says."""
     async for members in _order_members(redis, names):
         row = await read_shard(database, names.shard)
@@ -167,6 +180,7 @@ async def _compare_orders(database: Database, redis: RedisDoor, names: EpochKeys
         }
         in_mysql = await _lines_in_mysql(database, applied)
         check.checked += len(applied)
+        told(check)
         for member, (head, lines) in applied.items():
             expected = sorted((line.inventory_key, line.qty, line.state, line.seq) for line in lines)
             if expected == in_mysql.get(member, []) or len(check.violations) >= VIOLATIONS_MAX:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from inventory import held, operator_actions
+from inventory.audit import Told, tell_nobody
 from inventory.audit import audit as audit_shard
 from inventory.compare import Findings, KeyClass
 from inventory.observe import HeadMissing, read_keys
@@ -76,11 +77,13 @@ def repair(settings: Settings, *, kind: str, target: str, reason: str, dry_run: 
     return _recorded(settings, action, work)
 
 
-def audit(settings: Settings) -> Result:
-    """Every invariant over everything."""
+def audit(settings: Settings, told: Told = tell_nobody) -> Result:
+    """Every invariant over everything; `told` hears what is looked at."""
 
     async def work(database: Database, redis: RedisDoor) -> Result:
-        checks = [check for shard in range(settings.shards) for check in await audit_shard(database, redis, shard)]
+        checks = [
+            check for shard in range(settings.shards) for check in await audit_shard(database, redis, shard, told)
+        ]
         return {
             "ok": all(check.ok for check in checks),
             "checks": [{**asdict(check), "ok": check.ok} for check in checks],

@@ -232,7 +232,13 @@ def doctor(run_dir: RunDir = RUN_DIR, as_json: AsJson = False) -> int:
 @app.command()
 def audit(run_dir: RunDir = RUN_DIR, as_json: AsJson = False) -> int:
     """Check the invariants over everything in both stores."""
-    return show(load("reconciler.commands", "audit")(read_settings(run_dir)), as_json=as_json)
+    return load("stockgate.audit_command", "run")(read_settings(run_dir), run_dir=run_dir, as_json=as_json)
+
+
+@app.command()
+def status(run_dir: RunDir = RUN_DIR, as_json: AsJson = False) -> int:
+    """Say how everything stands: who decides, how far each store is, what waits for an operator."""
+    return load("stockgate.status_command", "run")(read_settings(run_dir), run_dir=run_dir, as_json=as_json)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ GRANT SELECT ON inventory_config TO 'stockgate_operator';
 GRANT INSERT, SELECT ON inventory_ledger TO 'stockgate_operator';
 GRANT INSERT, SELECT, UPDATE ON inventory_order TO 'stockgate_operator';
 GRANT DELETE, INSERT, SELECT ON inventory_parked_event TO 'stockgate_operator';
+GRANT SELECT ON inventory_reconcile_task TO 'stockgate_operator';
 GRANT INSERT, SELECT ON inventory_repair_task TO 'stockgate_operator';
 GRANT INSERT, SELECT ON inventory_request TO 'stockgate_operator';
 GRANT INSERT, SELECT, UPDATE ON inventory_reservation TO 'stockgate_operator';

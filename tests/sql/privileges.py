@@ -39,6 +39,15 @@ NEVER_RUN = {
         "update_reconcile_task_done",
         "update_periodic_reconcile_task",
     },
+    # Who asks for the status reads what the last comparison found, from that same file.
+    "operator": {
+        "insert_reconcile_task",
+        "insert_reconcile_task_outcome",
+        "select_reconcile_tasks_to_run",
+        "update_reconcile_task_claimed",
+        "update_reconcile_task_done",
+        "update_periodic_reconcile_task",
+    },
 }
 """Statements that a process imports and never runs."""
 
