@@ -50,9 +50,10 @@ format: setup ## let ruff mend what it can
 
 docs: setup ## the pages that are made from the source, and the examples of the API's page, executed anew
 	@$(PYTHON) -m gateway.errors_page docs/errors.md
+	@$(PYTHON) -m kernel.settings_page docs/settings.md
 	@RECORD_EXAMPLES=1 $(PYTHON) -m pytest -q tests/integration/test_examples.py -k comes_out
 
-bench: ## benchmarks; what they mean stands in loadtests/
+bench: ## speed and memory in ratios of one run, 15 minutes; ARGS=--help lists its parts
 	@scripts/setup.sh --bench
 	@$(PYTHON) -m loadtests.bench $(ARGS)
 

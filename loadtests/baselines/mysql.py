@@ -22,6 +22,8 @@ CONNECTIONS = 32
 KEYS = 1_000
 UNITS = 1_000_000_000
 TABLES = (
+    # Without the notes that there was nothing to drop.
+    "SET SESSION sql_notes = 0",
     "DROP TABLE IF EXISTS balance, ledger, reservation",
     (
         "CREATE TABLE balance (inventory_key VARCHAR(128) PRIMARY KEY, available BIGINT NOT NULL, reserved BIGINT NOT NULL,"
