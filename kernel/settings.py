@@ -18,19 +18,29 @@ class Settings(BaseSettings):
     """What an operator can set. Durations carry their unit; addresses are URLs and never logged."""
 
     model_config = SettingsConfigDict(
-        env_prefix="STOCKGATE_", env_file=".env", extra="ignore", frozen=True, hide_input_in_errors=True
+        env_prefix="STOCKGATE_",
+        env_file=".env",
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,  # they are the text of docs/settings.md
     )
 
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    """The one Redis that decides, with the account of the process."""
     mysql_url: SecretStr = SecretStr("mysql://stockgate@127.0.0.1:3306/stockgate")
+    """MySQL or MariaDB, the authority, with the account of the process."""
     amqp_url: SecretStr = SecretStr("amqp://127.0.0.1:5672/stockgate")
+    """RabbitMQ and the virtual host with the log queues, with the account of the process."""
     api_keys_file: Path | None = None
+    """Who may call: a JSON file of hashed keys, looked at every second. None = nobody."""
 
     tls_ca_file: FilePath | None = None
     """Whom to trust at `rediss://`, `mysqls://` and `amqps://`, in PEM; None = whom the machine trusts."""
     tls_cert_file: FilePath | None = None
     """Our certificate, for servers that ask for one, in PEM with its chain; its key may stand in the same file."""
     tls_key_file: FilePath | None = None
+    """The key of `tls_cert_file`, where it stands in a file of its own."""
 
     operators_listen: str = ""
     """`host:port` where a gateway answers operators: `/ops/…` and `/metrics` are then unknown on its other address."""
@@ -45,43 +55,58 @@ class Settings(BaseSettings):
     """Whether a gateway stands as a candidate to lead the shards."""
 
     hold_ttl_default_s: int = Field(default=900, ge=1, le=limits.TTL_SECONDS_MAX)
+    """How long a hold lasts where the caller does not say it."""
     hold_ttl_max_s: int = Field(default=86_400, ge=1, le=limits.TTL_SECONDS_MAX)
+    """The longest hold that a caller may ask for."""
     hold_grace_ms: int = Field(default=30_000, ge=0, le=3_600_000)
     """A hold is not due before the epoch has been open this long: an outage of ours does not eat a buyer's time."""
 
     redis_timeout_ms: int = Field(default=2_000, ge=10, le=60_000)
+    """For one command or script call."""
     mysql_timeout_ms: int = Field(default=5_000, ge=10, le=60_000)
+    """For one statement; those of the audit and of migrations have limits of their own."""
     amqp_timeout_ms: int = Field(default=5_000, ge=10, le=60_000)
+    """For one exchange with the broker, connecting among them."""
     amqp_heartbeat_s: int = Field(default=3, ge=1, le=15)
+    """After about three of them the broker gives the lock of a leader that stands still to another."""
     confirm_timeout_ms: int = Field(default=10_000, ge=100, le=60_000)
     """A publish not confirmed by then makes the leader give up its connection, and with it the lock."""
     answer_deadline_ms: int = Field(default=5_000, ge=100, le=120_000)
     """From arrival to answer. After it the caller hears 503, `outcome: unknown` if the script may have run."""
 
     unconfirmed_bytes_reserve_max: int = Field(default=64 * 1024 * 1024, ge=1024)
+    """Above this many bytes in the log that the broker has not confirmed, reserves hear 503."""
     unconfirmed_bytes_settle_max: int = Field(default=96 * 1024 * 1024, ge=1024)
+    """The same bound for moves of known orders, which give stock back or finish a sale."""
     log_bytes_max: int = Field(default=256 * 1024 * 1024, ge=1024)
     """Above this many bytes in the log, what is confirmed may be trimmed before it is applied."""
     evict_after_s: int = Field(default=300, ge=0, le=86_400)
     """How long a settled record stays in Redis after its last change; it also waits for MySQL to have it."""
 
     mysql_pool_max: int = Field(default=8, ge=1, le=256)
+    """Sessions of one process at most."""
     http_connections_max: int = Field(default=2_048, ge=1)
+    """Connections of one gateway at most."""
     shutdown_grace_s: int = Field(default=15, ge=1, le=300)
     """From the signal, or from the end of `drain_delay_ms`, until the process has ended, whatever it waits for."""
     drain_delay_ms: int = Field(default=0, ge=0, le=120_000)
     """How long a gateway that was asked to end says so on `/health/ready` and goes on, before it takes no more connections:
     as long as a load balancer needs to notice."""
     reconcile_interval_s: float = Field(default=5.0, ge=0.05)
+    """How often the reconciler compares Redis with MySQL."""
     in_flight_alarm_s: float = Field(default=10.0, ge=0.1)
+    """A key whose change has not reached MySQL for this long is called stuck."""
     settings_check_s: float = Field(default=60.0, ge=0.05, le=3_600)
     """How often a process looks whether the servers are set up safely; sooner after a new connection, or while not."""
     audit_interval_s: float = Field(default=3_600.0, ge=0)
     """How often the reconciler checks the invariants over all tables; 0 = only when somebody asks."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level that is logged."""
     log_json: bool = True
+    """One JSON object a line, or lines for people."""
     metrics_host: str = "127.0.0.1"
+    """Where `metrics_port` listens."""
     metrics_port: int = Field(default=0, ge=0, le=65_535)
     """Port of `/metrics` and `/health/*` of this process alone; 0 = none.
 
