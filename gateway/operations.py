@@ -7,8 +7,18 @@ import msgspec
 from gateway import requests
 from gateway.call import Call
 from gateway.dispatch import REFUSALS, problem_of
-from gateway.replies import DURABILITY, JSON, Reply, ResultReply, ResultsReply, encode, problem_reply, result_reply
-from gateway.requests import decode
+from gateway.replies import (
+    DURABILITY,
+    JSON,
+    REPLAYED,
+    Reply,
+    ResultReply,
+    ResultsReply,
+    encode,
+    problem_reply,
+    result_reply,
+)
+from gateway.requests import decode, decode_each
 from gateway.reservations import decide, extend_operation, reserve_operation, settle_operation
 from inventory.batcher import Answer
 from inventory.hot_path import Decision
@@ -17,13 +27,17 @@ from inventory.operations import Operation
 
 _operations_decoder: Final = msgspec.json.Decoder(requests.Operations)
 _operation_decoder: Final = msgspec.json.Decoder(requests.OperationRequest)
-_REPLAY_HEADER: Final = b"idempotent-replay"
 
 
 async def operations(call: Call) -> Reply:
     """POST /v1/operations."""
-    asked = await call.decoded(_operations_decoder)
-    understood = [_understood(call, raw) for raw in asked.operations]
+    body = await call.body()
+    asked = call.decode(_operations_decoder, body).operations
+    values = decode_each(_operation_decoder, body, asked)
+    if values is None:
+        understood = [_understood(call, raw) for raw in asked]
+    else:
+        understood = [_planned(call, value) for value in values]
     if call.principal.prefix:
         # Each order has to be looked at first, and an earlier element may be what makes it known.
         results = [await _alone(call, one) for one in understood]
@@ -36,7 +50,15 @@ async def operations(call: Call) -> Reply:
 def _understood(call: Call, raw: msgspec.Raw) -> Operation | Reply:
     """The operation that an element asks for, or its refusal."""
     try:
-        return _operation(call, decode(_operation_decoder, raw))
+        value = decode(_operation_decoder, raw)
+    except REFUSALS as error:
+        return _refused(call, error)
+    return _planned(call, value)
+
+
+def _planned(call: Call, asked: requests.OperationRequest) -> Operation | Reply:
+    try:
+        return _operation(call, asked)
     except REFUSALS as error:
         return _refused(call, error)
 
@@ -94,5 +116,4 @@ def _refused(call: Call, error: Exception) -> Reply:
 
 
 def _result(reply: Reply) -> ResultReply:
-    replay = any(name == _REPLAY_HEADER for name, _ in reply.headers)
-    return ResultReply(reply.status, msgspec.Raw(reply.body), replay)
+    return ResultReply(reply.status, msgspec.Raw(reply.body), REPLAYED in reply.headers)

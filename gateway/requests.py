@@ -314,6 +314,20 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes | msgspec.Raw) -> Bo
     return value
 
 
+def decode_each(decoder: msgspec.json.Decoder[Body], body: bytes, elements: Sequence[msgspec.Raw]) -> list[Body] | None:
+    """All elements of a body that was decoded into them; None where one is to be refused, for `decode` to say why.
+
+    `body` holds nothing but one name and the elements, so that one count of quotes stands for all of them.
+    """
+    try:
+        values = [decoder.decode(element) for element in elements]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if b"\\" in body or body.count(b'"') != 2 + _encoder.encode(values).count(b'"'):
+        return None
+    return values
+
+
 def decode_query(kind: type[Body], query: bytes) -> Body:
     """Decode what stands behind the question mark; raises InvalidBody. A name may stand there once."""
     if len(query) > limits.QUERY_CHARS_MAX:

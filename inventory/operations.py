@@ -130,6 +130,8 @@ class Reply(msgspec.Struct, array_like=True, gc=False):
 
 def lines_fingerprint(lines: Sequence[Line]) -> str:
     """What makes two RESERVEs of one order the same: 16 hex digits over the lines, whatever their order."""
+    if len(lines) == 1:
+        return fingerprint(f"{lines[0].inventory_key}\n{lines[0].qty}")
     ordered = sorted(lines, key=lambda line: line.inventory_key)
     return fingerprint(*(f"{line.inventory_key}\n{line.qty}" for line in ordered))
 

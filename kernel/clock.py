@@ -27,4 +27,6 @@ _LAST_MS: Final = 253_402_300_799_999
 
 def instant(ms: int) -> datetime:
     """UTC from epoch ms; what lies outside of the calendar becomes its nearest end, for damage has to be shown too."""
-    return datetime.fromtimestamp(min(max(ms, 0), _LAST_MS) / 1000, UTC)
+    if not 0 <= ms <= _LAST_MS:
+        ms = 0 if ms < 0 else _LAST_MS
+    return datetime.fromtimestamp(ms / 1000, UTC)

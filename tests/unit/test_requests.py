@@ -218,3 +218,44 @@ def test_a_body_of_known_fields_is_accepted_exactly_when_each_stands_once(more: 
     else:
         with pytest.raises(MalformedBody):
             decode(RESERVE, body)
+
+
+_ELEMENTS = st.lists(
+    st.sampled_from(
+        [
+            b'{"op":"confirm","order_id":"o"}',
+            b'{"op":"reserve","order_id":"o","lines":[{"inventory_key":"k","qty":1}]}',
+            b'{ "op" : "extend", "order_id" : "o", "ttl_seconds" : 5 }',
+            b'{"op":"release","order_id":"o","reason":"risk","lines":null}',
+            b'{"op":"confirm","order_id":"\\u006f"}',
+            # Each of these is wrong in a way of its own.
+            b'{"op":"confirm","order_id":"o","order_id":"p"}',
+            b'{"op":"confirm","order_id":"o","lines":["k"],"lines":["k"]}',
+            b'{"op":"confirm","op":"release","order_id":"o","reason":"risk"}',
+            b'{"op":"reserve","order_id":"o","lines":[{"inventory_key":"k","qty":1,"qty":2}]}',
+            b'{"op":"confirm"}',
+            b'{"op":"nothing","order_id":"o"}',
+            b'"o"',
+        ]
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(_ELEMENTS)
+def test_elements_together_are_what_each_is_alone(elements: list[bytes]) -> None:
+    body = b'{"operations":[' + b",".join(elements) + b"]}"
+    decoder = msgspec.json.Decoder(requests.OperationRequest)
+    raws = requests.decode(msgspec.json.Decoder(requests.Operations), body).operations
+    together = requests.decode_each(decoder, body, raws)
+    alone: list[Any] = []
+    for raw in raws:
+        try:
+            alone.append(requests.decode(decoder, raw))
+        except (InvalidBody, MalformedBody):
+            assert together is None
+            return
+    assert together is None or together == alone
+    plain = b"\\" not in body and b"null" not in body
+    assert (together is not None) or not plain
