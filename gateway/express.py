@@ -84,7 +84,7 @@ class ExpressConnection(Connection):
     def data_received(self, data: bytes) -> None:
         """Read what came. A call that did not come in one piece goes the long way."""
         super().data_received(data)
-        if self._express is not None and not self.transport.is_closing():
+        if self._express is not None and not (self._refused or self.transport.is_closing()):
             self._go_long_way()
 
     def on_message_begin(self) -> None:

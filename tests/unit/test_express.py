@@ -49,6 +49,12 @@ class Transport:
     def close(self) -> None:
         self.closed = True
 
+    def write_eof(self) -> None:
+        self.closed = True
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
     def abort(self) -> None:
         self.closed = True
 

@@ -247,7 +247,12 @@ _ELEMENTS = st.lists(
 def test_elements_together_are_what_each_is_alone(elements: list[bytes]) -> None:
     body = b'{"operations":[' + b",".join(elements) + b"]}"
     decoder = msgspec.json.Decoder(requests.OperationRequest)
-    raws = requests.decode(msgspec.json.Decoder(requests.Operations), body).operations
+    try:
+        raws = requests.decode(msgspec.json.Decoder(requests.Operations), body).operations
+    except MalformedBody:
+        # With an escape anywhere the whole body is read for names that stand twice.
+        assert b"\\" in body
+        return
     together = requests.decode_each(decoder, body, raws)
     alone: list[Any] = []
     for raw in raws:
