@@ -233,12 +233,15 @@ async def _limited(work: Coroutine[Any, Any, None], limit_s: float, cut: Callabl
 @contextmanager
 def _translated(outcome: StoreOutcome) -> Generator[None]:
     """Translate what the driver raises; `outcome` is what is true of anything but a refusal."""
+    task = asyncio.current_task()
+    # Not always 0: in Python 3.11 a task group whose child fails while it is left does not take its own count back.
+    cancelled_before = task.cancelling() if task else 0
     try:
         yield
     except TimeoutError as late:
         raise StoreUnavailable("rabbitmq", outcome, "no answer in time") from late
     except _FAILURES as failure:
-        if (task := asyncio.current_task()) is not None and task.cancelling():
+        if task is not None and task.cancelling() > cancelled_before:
             # The driver raises the end of a connection in place of a cancellation that comes with it. Who is asked to
             # end must not take it for a failure and begin anew.
             raise asyncio.CancelledError from failure
