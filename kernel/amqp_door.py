@@ -337,6 +337,17 @@ class Publisher:
         """Whether the broker has stopped reading what is published here (it runs out of memory or disk)."""
         return not self.closed.done() and self._link.blocked
 
+    async def lock_taken(self, queue_name: str) -> bool:
+        """Whether anybody else holds this lock now; asks, and takes nothing."""
+        try:
+            async with self._link.own_channel() as channel:
+                await channel.queue_declare(queue_name, passive=True)
+        except StoreRefused as refused:
+            if refused.code in {"NOT_FOUND", "RESOURCE_LOCKED"}:
+                return refused.code == "RESOURCE_LOCKED"
+            raise
+        return False
+
     async def queue_depth(self, queue_name: str) -> tuple[int, int]:
         """Ready messages and consumers of a queue; raises StoreRefused `NOT_FOUND`."""
         async with self._link.own_channel() as channel:

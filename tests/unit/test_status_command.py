@@ -35,6 +35,7 @@ def well() -> ShardReading:
         gateways=2,
         queue_depth=1,
         worker_attached=True,
+        leader_present=True,
     )
 
 
@@ -62,6 +63,7 @@ def test_all_is_well() -> None:
     assert msgspec.convert(result["shards"][0], ShardReply) == seen()
     lines = plain_lines(status_command.sections(json.loads(json.dumps(result))))
     assert "behind in MySQL\t3 entries, 0.2 s" in lines
+    assert "leader\tpresent, term 3" in lines
     assert "mode\thot, since 2026-09-21 14:13:20 UTC" in lines
     assert lines[-1] == "all is well"
 
@@ -77,6 +79,7 @@ def test_all_is_well() -> None:
         ({"log": LogStatus(9, 9, fenced=False, unconfirmed_bytes=0, lag_entries=9, lag_seconds=12.5)}, "12.5 s behind"),
         ({"gateways": 0}, "no gateway"),
         ({"worker_attached": False}, "no persist worker"),
+        ({"leader_present": False}, "nobody leads shard 0"),
         ({"troubles": Troubles(3, 5, 0, 0, 0)}, "3 keys are held"),
         ({"comparison": None}, "never compared"),
         ({"comparison": compared(finished_ms=NOW_MS - 90_000)}, "compared 90 s ago"),
