@@ -28,7 +28,7 @@ COMPARED_LATE_S: Final = 60.0
 def run(settings: Settings, *, run_dir: Path, as_json: bool) -> int:
     """Ask and print; the exit code is 0 only if all is well. Raises StackError where no server is named."""
     require_addresses(settings, run_dir)
-    result = summary(asyncio.run(_ask(settings)), settings, SYSTEM_CLOCK.now_ms())
+    result = summary(asyncio.run(ask(settings)), settings, SYSTEM_CLOCK.now_ms())
     if as_json:
         print(json.dumps(result))  # noqa: T201 -- the command's answer
     else:
@@ -36,7 +36,8 @@ def run(settings: Settings, *, run_dir: Path, as_json: bool) -> int:
     return 0 if result["ok"] else 1
 
 
-async def _ask(settings: Settings) -> ShardReply:
+async def ask(settings: Settings) -> ShardReply:
+    """The shard as the stores show it now; what could not be asked is named in it."""
     database = await Database.open(settings, name=NAME, pool_max=1)
     redis = RedisDoor.open(settings, name=NAME)
     try:
