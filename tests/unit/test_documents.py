@@ -1,11 +1,13 @@
 """The reader of documents: which blocks are run, and when an output is what a page claims."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.documents import Block, executed_blocks, run_blocks, says, wrong_with
+from tests.documents import ROOT, Block, executed_blocks, run_blocks, says, wrong_with
 
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 PAGE = """# A page
 
 ```console
@@ -79,3 +81,19 @@ def test_a_failing_block_another_output_and_a_block_that_is_not_reached_are_wron
 )
 def test_an_output_is_what_the_page_claims(claimed: str, output: str, same: bool) -> None:
     assert says(claimed, output) is same
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: page.name)
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(#[^)\s]*)?\)", text):
+        linked = (page.parent / target) if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor and linked.suffix == ".md":
+            assert anchor[1:] in anchors(linked), f"{page.name} links to {target}{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that its headings have."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
