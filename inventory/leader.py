@@ -85,7 +85,11 @@ class Leader:
         self._metrics.leader.labels(self.shard).set(0)
         async with asyncio.TaskGroup() as group:
             standing = group.create_task(self._stand(stop), name="leader")
-            await stop.wait()
+            asked = group.create_task(stop.wait(), name="asked to end")
+            await asyncio.wait((standing, asked), return_when=asyncio.FIRST_COMPLETED)
+            if not stop.is_set():
+                # Nobody would miss a candidate that ends in silence before the last one has.
+                raise RuntimeError("the candidate has ended though nobody asked it to")
             await self._finish()
             standing.cancel()
 

@@ -7,9 +7,10 @@ from inventory.status import ShardReading
 
 
 class LeaderReply(msgspec.Struct):
-    """`term`: how often the shard's leader has changed; `here`: the process that answered leads it."""
+    """`term`: how often the shard's leader has changed; `present`: some process leads; `here`: the one that answered."""
 
     term: int | None
+    present: bool | None
     here: bool
 
 
@@ -68,7 +69,7 @@ def shard_reply(shard: int, reading: ShardReading, *, leads: bool) -> ShardReply
         epoch=row and row.epoch,
         since_ms=row and row.since_ms,
         term=row and row.term,
-        leader=LeaderReply(row and row.term, leads),
+        leader=LeaderReply(row and row.term, reading.leader_present, leads),
         gateways=reading.gateways,
         queue_depth=reading.queue_depth,
         worker_attached=reading.worker_attached,

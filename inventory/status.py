@@ -17,7 +17,7 @@ from inventory.reconcile_tasks import TaskView
 from inventory.shard_state import ShardRow, read_shard
 from kernel import redis_keys
 from kernel.amqp_door import Publisher
-from kernel.amqp_topology import log_queue
+from kernel.amqp_topology import leader_lock, log_queue
 from kernel.clock import SYSTEM_CLOCK
 from kernel.errors import StockgateError
 from kernel.mysql_door import Database
@@ -61,6 +61,8 @@ class ShardReading(msgspec.Struct):
     """Processes that listen for namings."""
     queue_depth: int | None = None
     worker_attached: bool | None = None
+    leader_present: bool | None = None
+    """Whether any process holds the leader's lock."""
     missing: list[str] = []
 
 
@@ -148,6 +150,7 @@ async def _read_queue(reading: ShardReading, settings: Settings, shard: int) -> 
     try:
         reading.queue_depth, consumers = await publisher.queue_depth(log_queue(shard))
         reading.worker_attached = consumers > 0
+        reading.leader_present = await publisher.lock_taken(leader_lock(shard))
     finally:
         await publisher.close()
 

@@ -233,12 +233,15 @@ async def _limited(work: Coroutine[Any, Any, None], limit_s: float, cut: Callabl
 @contextmanager
 def _translated(outcome: StoreOutcome) -> Generator[None]:
     """Translate what the driver raises; `outcome` is what is true of anything but a refusal."""
+    task = asyncio.current_task()
+    # Not always 0: in Python 3.11 a task group whose child fails while it is left does not take its own count back.
+    cancelled_before = task.cancelling() if task else 0
     try:
         yield
     except TimeoutError as late:
         raise StoreUnavailable("rabbitmq", outcome, "no answer in time") from late
     except _FAILURES as failure:
-        if (task := asyncio.current_task()) is not None and task.cancelling():
+        if task is not None and task.cancelling() > cancelled_before:
             # The driver raises the end of a connection in place of a cancellation that comes with it. Who is asked to
             # end must not take it for a failure and begin anew.
             raise asyncio.CancelledError from failure
@@ -333,6 +336,17 @@ class Publisher:
     def blocked(self) -> bool:
         """Whether the broker has stopped reading what is published here (it runs out of memory or disk)."""
         return not self.closed.done() and self._link.blocked
+
+    async def lock_taken(self, queue_name: str) -> bool:
+        """Whether anybody else holds this lock now; asks, and takes nothing."""
+        try:
+            async with self._link.own_channel() as channel:
+                await channel.queue_declare(queue_name, passive=True)
+        except StoreRefused as refused:
+            if refused.code in {"NOT_FOUND", "RESOURCE_LOCKED"}:
+                return refused.code == "RESOURCE_LOCKED"
+            raise
+        return False
 
     async def queue_depth(self, queue_name: str) -> tuple[int, int]:
         """Ready messages and consumers of a queue; raises StoreRefused `NOT_FOUND`."""

@@ -163,8 +163,8 @@ class System:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "stockgate", "audit", "--run-dir", str(self.run_dir), "--json"),
             stdout=asyncio.subprocess.PIPE,
-            # A statement over all rows of a long run takes longer than one that a request waits for.
-            env={**os.environ, "STOCKGATE_MYSQL_TIMEOUT_MS": "60000"},
+            # Looking at all rows of a long run takes longer than what a request waits for.
+            env={**os.environ, "STOCKGATE_MYSQL_TIMEOUT_MS": "60000", "STOCKGATE_REDIS_TIMEOUT_MS": "60000"},
         )
         out = await until_ended(process, AUDIT_LIMIT_S)
         lines = out.decode().splitlines()
@@ -173,7 +173,8 @@ class System:
             broken = [
                 f"{check['name']}: {check['violations'][:3]}" for check in report.get("checks", ()) if not check["ok"]
             ]
-            raise BenchError(f"the audit ended with {process.returncode}; violations: {broken}")
+            why = report.get("error") or broken or "it said nothing, or stands above"
+            raise BenchError(f"the audit ended with {process.returncode}: {why}")
 
     def redis_owner(self) -> tuple[str, str, str, str]:
         """Host, port, and the name and password of the account that may do all."""

@@ -196,12 +196,11 @@ def _came_of(result: Result) -> Came:
         detail = "" if is_open else "a shard had no open epoch to compare"
         return Came("DONE" if is_open else "STOPPED", "", _text(counts), detail)
     detail = str(result.get("error") or result.get("stopped_by") or "")
-    rest = {name: value for name, value in result.items() if name not in _TOLD_ELSEWHERE}
-    after = {"after": result.get("after"), **rest}
+    after = {name: value for name, value in result.items() if name not in _TOLD_ELSEWHERE}
     return Came("DONE" if result["ok"] else "STOPPED", _text(result.get("before")), _text(after), detail)
 
 
-_TOLD_ELSEWHERE: Final = frozenset({"ok", "kind", "error", "stopped_by", "before", "after", "inventory_key", "dry_run"})
+_TOLD_ELSEWHERE: Final = frozenset({"ok", "kind", "error", "stopped_by", "before", "inventory_key", "dry_run"})
 
 
 def _text(value: Any) -> str:

@@ -43,11 +43,13 @@ async def migrate(
             await _take_lock(lock_holder, clock)
             async with database.transaction() as transaction:
                 await transaction.execute(sql.load("create_schema_migration"))
-            keeper = asyncio.create_task(_keep_alive(lock_holder))
+            over = asyncio.Event()
+            keeper = asyncio.create_task(_keep_alive(lock_holder, over))
             try:
                 return await _apply_missing(database, wanted, clock)
             finally:
-                keeper.cancel()
+                # Not cancelled: a statement that is cut short takes its connection, and the lock, with it.
+                over.set()
                 await asyncio.gather(keeper, return_exceptions=True)
     finally:
         await database.close()
@@ -63,11 +65,14 @@ async def _take_lock(transaction: Transaction, clock: Clock) -> None:
             raise MigrationError(f"another migrator has held the lock for {LOCK_WAIT_S:.0f} s; is one hanging?")
 
 
-async def _keep_alive(transaction: Transaction) -> None:
+async def _keep_alive(transaction: Transaction, over: asyncio.Event) -> None:
     """A transaction that is idle for some seconds is killed by the server, and the lock would go with it."""
-    while True:
-        await asyncio.sleep(1.0)
-        await transaction.fetch_one(sql.load("select_one"))
+    while not over.is_set():
+        try:
+            async with asyncio.timeout(1.0):
+                await over.wait()
+        except TimeoutError:
+            await transaction.fetch_one(sql.load("select_one"))
 
 
 async def _apply_missing(database: Database, wanted: Sequence[Migration], clock: Clock) -> list[str]:

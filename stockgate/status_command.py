@@ -28,7 +28,7 @@ COMPARED_LATE_S: Final = 60.0
 def run(settings: Settings, *, run_dir: Path, as_json: bool) -> int:
     """Ask and print; the exit code is 0 only if all is well. Raises StackError where no server is named."""
     require_addresses(settings, run_dir)
-    result = summary(asyncio.run(_ask(settings)), settings, SYSTEM_CLOCK.now_ms())
+    result = summary(asyncio.run(ask(settings)), settings, SYSTEM_CLOCK.now_ms())
     if as_json:
         print(json.dumps(result))  # noqa: T201 -- the command's answer
     else:
@@ -36,7 +36,8 @@ def run(settings: Settings, *, run_dir: Path, as_json: bool) -> int:
     return 0 if result["ok"] else 1
 
 
-async def _ask(settings: Settings) -> ShardReply:
+async def ask(settings: Settings) -> ShardReply:
+    """The shard as the stores show it now; what could not be asked is named in it."""
     database = await Database.open(settings, name=NAME, pool_max=1)
     redis = RedisDoor.open(settings, name=NAME)
     try:
@@ -74,6 +75,8 @@ def _troubles(shard: ShardReply, settings: Settings, now_ms: int) -> Iterator[st
         yield f"a rebuild of shard {shard.shard} is wanted and not done yet"
     if shard.gateways == 0:
         yield "no gateway listens"
+    if shard.leader.present is False:
+        yield f"nobody leads shard {shard.shard}: what is decided is not confirmed, and callers wait in vain"
     if shard.worker_attached is False:
         yield "no persist worker is attached to the queue: nothing reaches MySQL"
     if shard.persist_lag_seconds is not None and shard.persist_lag_seconds > settings.in_flight_alarm_s:
@@ -111,7 +114,7 @@ def _shard(shard: dict[str, Any], gateways: int | None) -> Section:
         ("mode", shard["mode"] and f"{shard['mode']}, since {since}"),
         ("epoch", shard["epoch"]),
         ("gateways", gateways),
-        ("leader", shard["term"] and f"term {shard['term']}"),
+        ("leader", _leader(shard["leader"])),
         ("entries decided (log head)", shard["log_head_m"]),
         ("entries confirmed", shard["confirmed_m"]),
         ("entries applied", shard["applied_m"]),
@@ -125,6 +128,11 @@ def _shard(shard: dict[str, Any], gateways: int | None) -> Section:
         ("keys", _keys(shard["keys"])),
     ]
     return Section(f"shard {shard['shard']}", columns=("", "now"), rows=rows)
+
+
+def _leader(leader: dict[str, Any]) -> str | None:
+    present = {True: "present", False: "NONE", None: "not asked"}[leader["present"]]
+    return None if leader["term"] is None else f"{present}, term {leader['term']}"
 
 
 def _lag(shard: dict[str, Any]) -> str | None:

@@ -153,7 +153,9 @@ class HttpWorld:
         world = cls(servers, settings, keys, url)
         stop_worker = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            worker = group.create_task(work(as_role(servers, settings, "persist-worker"), stop_worker))
+            # Both live in this process: a port for metrics is the gateway's.
+            worker_settings = as_role(servers, settings, "persist-worker").model_copy(update={"metrics_port": 0})
+            worker = group.create_task(work(worker_settings, stop_worker))
             gateway_settings = as_role(servers, settings, "gateway")
             gateway = group.create_task(main.serve(gateway_settings, listener, world.stop_gateway))
             try:

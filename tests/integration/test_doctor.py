@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from inventory.doctor_mysql import check_mysql
 from inventory.doctor_rabbitmq import check_rabbitmq
 from inventory.doctor_redis import check_redis
+from kernel.amqp_door import Publisher
 from kernel.amqp_topology import LOG_QUEUE_ARGUMENTS, log_queue
 from kernel.clock import Clock
 from kernel.doctor import Finding, Status
@@ -265,6 +266,21 @@ async def test_a_queue_that_is_missing_right_wrong_or_not_to_be_asked_about(serv
         assert "set_permissions" in queue.mend
     finally:
         await connection.close()
+
+
+async def test_whether_anybody_leads_can_be_asked_without_taking_the_lock(servers: Servers) -> None:
+    lock, settings = f"sg.{secrets.token_hex(3)}.leader", Settings(amqp_url=SecretStr(servers.rabbitmq.url))
+    one, other = [await Publisher.connect(settings, name="test") for _ in range(2)]
+    try:
+        assert not await other.lock_taken(lock)
+        assert await one.lock(lock)
+        assert await other.lock_taken(lock)
+        assert not await one.lock_taken(lock), "who holds it is asked about others"
+        await one.close()
+        assert await other.lock(lock), "the question has taken nothing"
+    finally:
+        for publisher in (one, other):
+            await publisher.close()
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -338,7 +338,7 @@ async def test_status_says_how_the_shard_stands(world: HttpWorld) -> None:
     await world.settled()
     body = (await world.call("GET", "/ops/status", caller="ops")).json()
     (shard,) = body["shards"]
-    assert (shard["mode"], shard["epoch"], shard["leader"]) == ("hot", 1, {"term": 1, "here": True})
+    assert (shard["mode"], shard["epoch"], shard["leader"]) == ("hot", 1, {"term": 1, "present": True, "here": True})
     assert shard["log_head_m"] == shard["confirmed_m"] == shard["applied_m"] > 0
     assert (shard["persist_lag_entries"], shard["persist_lag_seconds"], shard["queue_depth"]) == (0, 0.0, 0)
     assert (shard["held_keys"], shard["parked_events"], shard["stale_entries"]) == (0, 0, 0)

@@ -15,11 +15,15 @@ import structlog
 from aiormq import connect as amqp_connect
 from structlog.testing import LogCapture
 
+from inventory.audit import audit
 from kernel import logs
 from kernel.amqp_topology import LOG_QUEUE_ARGUMENTS, log_queue
+from kernel.clock import SYSTEM_CLOCK
+from kernel.mysql_door import Database
 from kernel.redis_door import RedisDoor
 from kernel.settings import Settings
 from persist_worker.main import work
+from stockgate import status_command
 from stockgate.processes import Child, log_tail
 from stockgate.servers import Servers
 from tests.as_role import as_role
@@ -121,9 +125,26 @@ async def test_a_worker_leaves_messages_in_the_queue_while_mysql_could_forget_th
     assert told == 2 * ["mysql.flush_log_at_trx_commit"], "once for each time that it was wrong"
 
 
+async def an_operator_sees_it(settings: Settings) -> None:
+    """What the command line tells of this system under the operators' account; nobody compares stores here."""
+    told = status_command.summary(await status_command.ask(settings), settings, SYSTEM_CLOCK.now_ms())
+    assert told["troubles"] == ["the stores were never compared: does a reconciler run?"]
+    shard = told["shards"][0]
+    assert (told["gateways"], shard["mode"], shard["worker_attached"]) == (1, "hot", True)
+    assert shard["leader"] == {"term": 1, "present": True, "here": False}
+    database, redis = await Database.open(settings, name="test"), RedisDoor.open(settings, name="test")
+    looked_at: dict[str, int] = {}
+    checks = await audit(database, redis, 0, lambda check: looked_at.update({check.name: check.checked}))
+    assert looked_at == {check.name: check.checked for check in checks}
+    assert all(check.ok for check in checks)
+    await redis.close()
+    await database.close()
+
+
 async def test_a_gateway_is_not_ready_and_still_answers_who_calls_it(servers: Servers, tmp_path: Path) -> None:
     async with HttpWorld.open(servers, tmp_path, settings_check_s=CHECK_S) as world:
         order_id = await world.reserved(await world.stocked(5), 1)
+        await an_operator_sees_it(as_role(servers, world.settings, "operator"))
         admin = RedisDoor.open(world.settings, name="test")
         await admin.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
         try:
