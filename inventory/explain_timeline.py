@@ -37,7 +37,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """By Redis' clock."""
     move: str
     actor: str
-    """Name of the API key; empty where the clock released a hold."""
+    """Name of the API key; empty where the clock released a hold. Of a REJECTED step it is whose change was rejected: the
+    operator who did that, and whose the reason is, stands in the key's repairs."""
     tenant: str
     buyer_id: str
     order_id: str

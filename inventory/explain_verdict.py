@@ -117,7 +117,7 @@ def closed(mode: str, epoch: int, reason: str, *, headless: bool) -> Finding:
         ExplainedClass.CLOSED,
         False,
         sentence,
-        "Ask again in some seconds: a leader opens the next epoch by itself. If it does not, GET /ops/status says whether "
+        "Ask again in some seconds: a leader opens the next epoch by itself. If it does not, `stockgate status` says whether "
         "there is a leader, a worker on the queue, and what the queue still holds.",
     )
 
@@ -129,7 +129,7 @@ def stopped(alarm: str, detail: str) -> Finding:
         False,
         f"The persist worker has stopped this shard ({alarm}: {detail}). What Redis decides is kept in the queue, and MySQL "
         "stands still until the cause is mended.",
-        "Read the worker's log from where the alarm began, mend the cause, and watch applied_m grow in GET /ops/status.",
+        "Read the worker's log from where the alarm began, mend the cause, and watch applied_m grow in `stockgate status`.",
     )
 
 
@@ -189,8 +189,8 @@ def in_flight_key(key: str, shown: Amounts, behind: int, where: str) -> Finding:
         True,
         f"Redis' number is the right one, {numbers(shown)}: it is {_count(behind, 'change')} ahead of MySQL, on the way "
         f"there ({where}).",
-        f"Usually nothing: run {_explain(key)} again in a second. If MySQL's seq does not grow, GET "
-        "/ops/status says whether the leader publishes and the worker applies.",
+        f"Usually nothing: run {_explain(key)} again in a second. If MySQL's seq does not grow, "
+        "`stockgate status` says whether the leader publishes and the worker applies.",
     )
 
 
@@ -270,7 +270,7 @@ def in_flight_order(status: str, where: str) -> Finding:
         ExplainedClass.IN_FLIGHT,
         True,
         f"The order is {status}, as Redis says: its last change is on its way to MySQL ({where}).",
-        "Usually nothing: ask again in a second. If it stays so, GET /ops/status says whether the leader publishes and the "
+        "Usually nothing: ask again in a second. If it stays so, `stockgate status` says whether the leader publishes and the "
         "worker applies.",
     )
 
@@ -316,8 +316,8 @@ def rejected_order(keys: Sequence[str], reason: str) -> Finding:
         False,
         f"The order is hurt: an operator has given up what it did to {', '.join(keys)} ({reason}). That never counted, though "
         "its caller was told that it had; calls about the order may hear 503.",
-        "Tell whoever owns the order that these lines are not taken, and let a new order id be used for them. GET "
-        "/ops/actions says who rejected it.",
+        "Tell whoever owns the order that these lines are not taken, and let a new order id be used for them. "
+        "`stockgate actions` says who rejected it.",
     )
 
 
@@ -339,7 +339,7 @@ def overdue(due: datetime, seconds: int, *, late: bool) -> Finding:
         not late,
         f"Its hold was due at {due:%Y-%m-%d %H:%M:%S} UTC, {seconds} s ago, and is not released yet. Whatever touches the "
         "order applies the expiry first, so it cannot be confirmed any more.",
-        "The leader's sweeper should have released it long ago: see in GET /ops/status whether the shard has a leader."
+        "The leader's sweeper should have released it long ago: see in `stockgate status` whether the shard has a leader."
         if late
         else f"{NOTHING_TO_DO} The leader's sweeper releases it within seconds.",
     )

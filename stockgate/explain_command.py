@@ -264,6 +264,8 @@ def _step(step: Step) -> tuple[object, ...]:
     buyer = f", buyer {step.buyer_id}" if step.buyer_id else ""
     why = step.reason + (f" (approval {step.approval_no})" if step.approval_no else "")
     who = step.actor or "the clock"
+    if step.move == "REJECTED":
+        who = f"{who}, rejected by an operator"
     return _time(step.at), step.seq, step.move, change, after, who, f"{step.tenant}/{whom}{buyer}", why, step.trace_id
 
 
