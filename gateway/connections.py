@@ -6,6 +6,7 @@ request that is well costs two comparisons: time is looked at once a second for 
 
 import asyncio
 import secrets
+import sys
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -25,6 +26,7 @@ CROWDED_FACTOR: Final = 2
 
 _NOTHING_YET: Final = object()
 _NO_TIMER: Final = object()
+_UNREAD: Final = object()
 _CLOSING: Final = object()
 
 App = Callable[..., Any]
@@ -49,6 +51,8 @@ class Connection(HttpToolsProtocol):
         self._room = limits.HEAD_BYTES_MAX
         """Bytes that the head that is coming may still have."""
         self._refused = False
+        self._offered_at: int | None = None
+        """Where, in what came last, the request ends that offered another protocol."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let it in, refuse it politely, or cut it."""
@@ -66,6 +70,8 @@ class Connection(HttpToolsProtocol):
         before = self.cycle
         quiet = not before or before.response_complete
         super().data_received(data)
+        if self._offered_at is not None:
+            self._pass_over(data[self._offered_at :])
         if self._head_is_complete():
             self._room = limits.HEAD_BYTES_MAX
         elif quiet and self.cycle is before:
@@ -84,8 +90,26 @@ class Connection(HttpToolsProtocol):
         return bool(self.cycle) and self.cycle.scope is self.scope
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Go on with HTTP/1.1 as if no upgrade had been offered; the parser that saw it takes nothing any more."""
-        self.parser = httptools.HttpRequestParser(self)
+        """Note where the parser stopped, called while its exception is handled."""
+        stopped = sys.exc_info()[1]
+        self._offered_at = cast("int", stopped.args[0]) if stopped else None
+
+    def _pass_over(self, rest: bytes) -> None:
+        """Go on with HTTP/1.1 as if no other protocol had been offered, as many clients do with every first request.
+
+        The parser takes all behind the head for the other protocol, so its body is read by a new one, which is told the
+        head again without the offer. The call itself has not begun yet.
+        """
+        self._offered_at = None
+        cycle = self.cycle
+        cycle.more_body = True
+        cycle.message_event.clear()
+        self.parser = httptools.HttpRequestParser(_BehindHead(self))
+        kept = [(name, value) for name, value in self.headers if name in {b"content-length", b"transfer-encoding"}]
+        lines = (b"%s: %s\r\n" % header for header in kept)
+        self.parser.feed_data(b"".join([cycle.scope["method"].encode(), b" / HTTP/1.1\r\n", *lines, b"\r\n"]))
+        if rest:
+            self.data_received(rest)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP as everything else is answered."""
@@ -146,14 +170,17 @@ class Connection(HttpToolsProtocol):
         """What the other side owes without a time limit of its own; the same object as long as it is the same debt."""
         if self._refused or self.transport.is_closing():
             return _CLOSING
+        if self.flow.write_paused:
+            return _UNREAD
         if not self.scope:
             return _NOTHING_YET
         if not self._head_is_complete():
             return self.scope
-        if self.cycle.response_complete:
-            # A line feed between two requests stops the timer for idle connections and nothing starts it again.
-            return _NO_TIMER if self.timeout_keep_alive_task is None else None
-        return self.cycle if self.cycle.response_started else None
+        # A line feed between two requests stops the time of an idle connection, and nothing starts it again.
+        return _NO_TIMER if self.cycle.response_complete and not self._is_timed() else None
+
+    def _is_timed(self) -> bool:
+        return self.timeout_keep_alive_task is not None
 
     def give_up(self, waits_for: object) -> None:
         """The time for it is over."""
@@ -163,6 +190,37 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         else:
             self.transport.abort()
+
+
+class _BehindHead:
+    """Hands a parser's findings to a connection, but for the first head, which it knows."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._is_known = True
+
+    def on_message_begin(self) -> None:
+        if not self._is_known:
+            self._connection.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_known:
+            self._connection.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_known:
+            self._connection.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self._is_known:
+            self._connection.on_headers_complete()
+        self._is_known = False
+
+    def on_body(self, body: bytes) -> None:
+        self._connection.on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._connection.on_message_complete()
 
 
 class _Discarding(asyncio.Protocol):

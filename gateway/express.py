@@ -201,5 +201,8 @@ class ExpressConnection(Connection):
     def _unset_keepalive_if_required(self) -> None:
         self._idle_since = _BUSY
 
+    def _is_timed(self) -> bool:
+        return self._idle_since != _BUSY
+
     def _set_timer(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)

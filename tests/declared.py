@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.call import Endpoint
+from gateway.call import Call, Endpoint
 from gateway.dispatch import REFUSALS, Dispatch
 from gateway.openapi import problem_codes
+from gateway.replies import Reply
 
 
 @contextmanager
@@ -31,8 +32,16 @@ def watched_answers() -> Generator[list[str]]:
             if len(sent) == 2 and (endpoint := _endpoint(self, scope)) is not None:
                 found.extend(undeclared(endpoint, sent[0]["status"], sent[1]["body"]))
 
+    end = Dispatch.end
+
+    def watched_end(self: Dispatch, call: Call, *more: Any) -> Reply:
+        reply = end(self, call, *more)
+        found.extend(undeclared(call.endpoint, reply.status, reply.body))
+        return reply
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Dispatch, "_answer", watched)
+        patch.setattr(Dispatch, "end", watched_end)
         yield found
 
 
