@@ -184,6 +184,7 @@ def found_in(text: str, wanted: Mapping[str, str]) -> list[str]:
 
 @pytest.mark.timeout(300)
 async def test_nothing_secret_is_written_or_answered(talkative: Talkative, tmp_path: Path) -> None:
+    each_process_has_its_own_logins(talkative)
     await live(talkative)
     for line in said_by_the_kernel():
         talkative.heard.append(line)
@@ -216,6 +217,21 @@ async def live_again(world: Talkative) -> None:
                 break
             await asyncio.sleep(0.1)
     assert answer.status_code in {200, 201}, answer.text
+
+
+LOGINS = {
+    "gateway-1": {"redis-stockgate", "mariadb-gateway", "rabbitmq-gateway"},
+    "persist-worker": {"mariadb-persist-worker", "rabbitmq-persist-worker"},
+    "reconciler": {"redis-stockgate", "mariadb-reconciler"},
+}
+
+
+def each_process_has_its_own_logins(world: Talkative) -> None:
+    """A process is told no password but those of its own accounts."""
+    pids = {process["name"]: process["pid"] for process in world.processes}
+    told = {name: Path(f"/proc/{pids[name]}/environ").read_text(errors="replace") for name in LOGINS}
+    assert {name: set(found_in(text, world.passwords)) for name, text in told.items()} == LOGINS
+    assert not any(found_in(text, world.keys) for text in told.values())
 
 
 def handed_out(world: Talkative) -> None:
