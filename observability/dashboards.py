@@ -45,6 +45,8 @@ class Panel:
     low: bool = False
     """Whether small values are the bad ones."""
     stacked: bool = False
+    signed: bool = False
+    """Whether values may lie below 0."""
 
 
 @dataclass(frozen=True)
@@ -394,8 +396,8 @@ FLOW: Final = Dashboard(
                     "Changes within an hour. Several leaders in a short time: a broker or a network that flaps.",
                     "short",
                     [
-                        Query("sum(increase(stockgate_leader_changes_total[1h]))", "new leaders"),
-                        Query("sum(increase(stockgate_epochs_opened_total[1h]))", "epochs opened"),
+                        Query("sum(increase(stockgate_leader_changes_total[1h])) or vector(0)", "new leaders"),
+                        Query("sum(increase(stockgate_epochs_opened_total[1h])) or vector(0)", "epochs opened"),
                         Query("sum(increase(stockgate_resends_total[1h])) or vector(0)", "entries sent again"),
                     ],
                     orange=5,
@@ -408,6 +410,7 @@ FLOW: Final = Dashboard(
                     [Query("max by (shard) (stockgate_clock_skew_seconds)", "shard {{shard}}")],
                     orange=1,
                     red=5,
+                    signed=True,
                 ),
             ],
         ),
@@ -765,7 +768,7 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
         "color": {"mode": "thresholds" if panel.kind == "stat" else "palette-classic"},
     }
     if panel.kind == "timeseries":
-        if not panel.low and not any(query.expr.startswith("time()") for query in panel.queries):
+        if not panel.signed:
             defaults["min"] = 0
         defaults["custom"] = {
             "drawStyle": "line",

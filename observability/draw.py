@@ -156,7 +156,7 @@ def _draw_stat(frame: Axes, drawn: Drawn) -> None:
 def legend_columns(drawn: Drawn) -> int:
     """How many names fit beside each other below the panel."""
     longest = max((len(name) for name, _ in drawn.lines), default=1)
-    return max(1, min(4, int(drawn.panel["gridPos"]["w"] * 8.5 / (longest + 6))))
+    return max(1, min(4, int(drawn.panel["gridPos"]["w"] * 11 / (longest + 6))))
 
 
 def _draw_lines(axes: Axes, drawn: Drawn, columns: int) -> None:
