@@ -77,9 +77,12 @@ def _queue(facts: BrokerFacts, shard: int) -> Finding:
     said = facts.queue_detail.rpartition(" - ")[2]
     shown = {"right": f"{name} is as it must be", "missing": f"{name} is not there yet"}
     untold = Untold(
-        f"let the account ask: `rabbitmqctl set_permissions -p <vhost> <user> '^sg\\.' '^(sg\\.|$)' '^sg\\.'`: {said}"
+        "let the account configure the log queue, only then the broker compares it: "
+        rf"`rabbitmqctl set_permissions -p <vhost> <user> '^sg\.[0-9]+\.log$' <write> <read>`; {said}"
     )
-    wanted = ", ".join(f"{argument} {value}" for argument, value in amqp_topology.LOG_QUEUE_ARGUMENTS.items())
+    wanted = ", ".join(
+        f"{argument} {str(value).lower()}" for argument, value in amqp_topology.LOG_QUEUE_ARGUMENTS.items()
+    )
     return judged(
         "rabbitmq.queue",
         untold if facts.queue == "not_told" else facts.queue,
