@@ -170,7 +170,7 @@ def _operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": operation_id(endpoint),
         "summary": endpoint.summary,
-        "tags": [_tag(endpoint.template)],
+        "tags": [tag_of(endpoint.template)],
         "parameters": [
             *_path_parameters(endpoint.template),
             *_query_parameters(endpoint),
@@ -193,7 +193,8 @@ def _may_be_empty(takes: Any) -> bool:
     return takes.__name__ not in _ALSO and not any(field.required for field in msgspec.structs.fields(takes))
 
 
-def _tag(template: str) -> str:
+def tag_of(template: str) -> str:
+    """The group of calls that a path belongs to."""
     parts = template.strip("/").split("/")
     return parts[1] if parts[0] == "v1" else parts[0]
 
