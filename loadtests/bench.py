@@ -176,7 +176,11 @@ def main() -> int:
     if shutil.which("wrk") is None:
         say("wrk is missing: run `make bench`, which installs it, or `apt-get install wrk`")
         return NOT_MEASURED
-    arguments.cores = stay_on_cores(CORES)
+    try:
+        arguments.cores = stay_on_cores(CORES)
+    except ValueError as error:
+        say(f"bench: {error}")
+        return NOT_MEASURED
     # Beside the checkout's own data, on a real disk: a temporary folder may be in memory, where commits cost nothing.
     runs = Path(".run")
     runs.mkdir(exist_ok=True)
