@@ -97,7 +97,7 @@ def run_scenario(stack: Stack, name: str, budget: ScenarioBudget, arguments: arg
     prefix = f"load-{secrets.token_hex(3)}-"
     stock = {f"{prefix}{number}": budget.stock(users) for number in range(budget.inventory_keys)}
     with tempfile.TemporaryDirectory(prefix="stockgate-load-") as folder:
-        plan = Plan(name, stack.api_keys, list(stock), f"{folder}/result.json")
+        plan = Plan(name, stack.api_keys, list(stock), f"{folder}/result.json", arguments.requests)
         asyncio.run(prepare(stack, stock))
         result = run_locust(stack, plan, Path(folder), users, seconds, web=arguments.web)
     verdict = asyncio.run(check(stack, result, stock))
@@ -137,7 +137,16 @@ def run_locust(stack: Stack, plan: Plan, folder: Path, users: int, seconds: int,
     plan_path.write_bytes(msgspec.json.encode(plan))
     command = [
         *(sys.executable, "-m", "locust", "-f", str(HERE / "locustfile.py"), "--host", stack.gateway),
-        *("-u", str(users), "-r", str(max(1, users // ARRIVAL_S)), "-t", f"{seconds}s", "--stop-timeout", str(FINISH_S)),
+        *(
+            "-u",
+            str(users),
+            "-r",
+            str(max(1, users // ARRIVAL_S)),
+            "-t",
+            f"{seconds}s",
+            "--stop-timeout",
+            str(FINISH_S),
+        ),
         *("--loglevel", "WARNING", "--exit-code-on-error", "0"),
     ]
     if web:
@@ -202,6 +211,7 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, default=Path(".run"), help="where a stack may be running")
     parser.add_argument("--users", type=int, help="instead of the budget's number")
     parser.add_argument("--duration", type=int, help="seconds, instead of the budget's")
+    parser.add_argument("--requests", type=int, help="end after so many, if that is sooner")
     parser.add_argument("--budgets", type=Path, default=HERE / "budgets.toml")
     parser.add_argument("--web", action="store_true", help="show Locust's page while it runs; Ctrl-C ends and judges")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import gevent
 import msgspec
 from locust import events
 from locust.env import Environment
@@ -19,6 +20,23 @@ from loadtests.users import BOOKS, CHECK, PLAN
 # Locust takes the user classes that it finds among this module's names.
 _scenario: Any = importlib.import_module(f"loadtests.scenarios.{PLAN.scenario}")
 globals().update({user.__name__: user for user in _scenario.USERS})
+
+
+@events.init.add_listener
+def end_after_requests(environment: Environment, **_: object) -> None:
+    """End by count where the plan says so: what a run does is then the same on a slow machine."""
+    requests_max = PLAN.requests_max
+    if requests_max is None:
+        return
+    ending: list[object] = []
+
+    def count(**_: object) -> None:
+        runner = environment.runner
+        if runner is not None and not ending and environment.stats.total.num_requests >= requests_max:
+            # In a greenlet of its own: whoever asked is one of the users that are waited for.
+            ending.append(gevent.spawn(runner.stop if environment.web_ui else runner.quit))
+
+    environment.events.request.add_listener(count)
 
 
 @events.quitting.add_listener

@@ -17,6 +17,8 @@ class Plan(msgspec.Struct, frozen=True):
     inventory_keys: list[str]
     results: str
     """The file to leave the `Result` in."""
+    requests_max: int | None = None
+    """End when so many requests were answered, if that is before the time is over."""
 
 
 def read_plan() -> Plan:
