@@ -167,8 +167,8 @@ def _sustained(sustained: Mapping[str, Any]) -> list[str]:
         "## A minute at 90 %",
         "",
         (
-            f"Capacity {sustained['capacity_per_s']:,}/s in a closed loop; {sustained['asked_per_s']:,}/s asked for, "
-            f"{sustained['kept_share']:.1%} of it kept over {sustained['seconds']:.0f} s. The backlog was {backlog['median']:.0f} "
+            f"Capacity {sustained['capacity_per_s']:,}/s in a closed loop; {sustained['asked_per_s']:,}/s were due "
+            f"for {sustained['seconds']:.0f} s, and {sustained['kept_share']:.1%} of them answered by the end. The backlog was {backlog['median']:.0f} "
             f"entries in the median and {backlog['highest']:.0f} at most, and empty {sustained['drain_s']:.1f} s after the end."
         ),
         "",
