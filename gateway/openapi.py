@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Literal, cast, get_type_hints
+from typing import Annotated, Any, Final, Literal, cast, get_type_hints
 
 import msgspec
 
@@ -22,7 +22,7 @@ WITH_BODY: Final = ("MALFORMED_JSON", "BODY_TOO_LARGE", "UNSUPPORTED_MEDIA_TYPE"
 _NAMES: Final[dict[str, Any]] = {
     "order_id": requests.Id,
     "key": requests.InventoryKey,
-    "id": int,
+    "id": Annotated[int, msgspec.Meta(ge=0, le=limits.EXACT_INTEGER_MAX)],
 }
 """What stands in the braces of a path."""
 _OUR_END: Final = r"(?!\n)$"

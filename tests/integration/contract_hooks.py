@@ -4,11 +4,14 @@ Each hook takes a body that the document allows to one that the contract allows 
 body that shall be refused stays what it was.
 """
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import schemathesis
 
 from kernel import limits
+
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @schemathesis.hook
@@ -53,17 +56,21 @@ def fits(qty: Any) -> bool:
 
 
 def keep_reason(body: dict[str, Any]) -> None:
-    """A reason and an approval number share the room of one reason: no schema can say so either."""
-    reason, approval = body.get("reason"), body.get("approval_no")
-    if isinstance(reason, str) and isinstance(approval, str) and len(reason) <= limits.REASON_CHARS_MAX:
+    """What no pattern can say of a reason: it can be printed, and shares its room with an approval's number."""
+    reason = body.get("reason")
+    if not isinstance(reason, str) or not 0 < len(reason) <= limits.REASON_CHARS_MAX or CONTROL.search(reason):
+        return
+    body["reason"] = reason = "".join(one if one.isprintable() else "x" for one in reason).strip() or "x"
+    if isinstance(body.get("approval_no"), str):
         body["reason"] = reason[: limits.REASON_CHARS_MAX // 2]
 
 
 @schemathesis.hook
-def map_headers(context: Any, headers: Any) -> Any:
-    """A header is text on the wire; a number that was meant to be a wrong value cannot be sent at all."""
-    del context
-    return {name: str(value) for name, value in headers.items()} if headers else headers
+def before_call(context: Any, case: Any, kwargs: Any) -> None:
+    """A header is text on the wire: a number that was taken out of an answer cannot be sent as it is."""
+    del context, kwargs
+    for name, value in list((case.headers or {}).items()):
+        case.headers[name] = value if isinstance(value, str | bytes) else str(value)
 
 
 @schemathesis.hook
