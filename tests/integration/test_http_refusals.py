@@ -86,16 +86,16 @@ class Stores:
     async def trace(self) -> Trace:
         names: list[bytes] = sorted(await self._redis.command("KEYS", "*"))
         values = [await self._redis.command("DUMP", name) for name in names]
-        tables = [str(row[0]) for row in await self._rows("SHOW TABLES")]
-        rows = {table: sorted(map(repr, await self._rows(f"SELECT * FROM {table}"))) for table in tables}
+        tables = [str(row[0]) for row in await self.rows("SHOW TABLES")]
+        rows = {table: sorted(map(repr, await self.rows(f"SELECT * FROM {table}"))) for table in tables}
         return Trace(
             {name.decode(): hashlib.sha256(value).hexdigest() for name, value in zip(names, values, strict=True)},
             {table: hashlib.sha256("\n".join(found).encode()).hexdigest() for table, found in rows.items()},
             await self._queued(),
-            int((await self._rows("SELECT term FROM shard"))[0][0]),
+            int((await self.rows("SELECT term FROM shard"))[0][0]),
         )
 
-    async def _rows(self, statement: str) -> list[tuple[Any, ...]]:
+    async def rows(self, statement: str) -> list[tuple[Any, ...]]:
         return list(await self._database.fetch_all(Statement(statement)))
 
     async def _queued(self) -> int:
@@ -181,6 +181,24 @@ def reserve(**changed: Any) -> bytes:
 
 def line(**changed: Any) -> bytes:
     return reserve(lines=[{**LINE, **changed}])
+
+
+@pytest.mark.parametrize(
+    "key", ["a b  c", "{x}", "{sg:1}:2:k:few", "a/b//c", "../..", "a%2Fb%", "'; DROP TABLE shard; --", "~" * 128]
+)
+async def test_a_key_of_any_printable_characters_is_that_key_in_every_store(shop: Shop, key: str) -> None:
+    world = shop.world
+    await world.stocked(5, key)
+    order_id = await world.reserved(key, 2)
+    assert (await world.call("POST", f"/v1/reservations/{order_id}/confirm", {})).status_code == 200
+    assert await world.quantities(key) == (3, 0, 2, 0, 0)
+    await world.settled()
+    names = (await shop.stores.trace()).redis
+    # In the slot of its shard, whatever braces it holds, and beside no other key's record.
+    assert f"{{sg:0}}:1:k:{key}" in names
+    assert all(name.startswith("{sg:0}:") for name in names)
+    rows = await shop.stores.rows("SELECT inventory_key, available, sold FROM inventory_balance")
+    assert [row[1:] for row in rows if row[0] == key] == [(3, 2)]
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------------
