@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     mysql_pool_max: int = Field(default=8, ge=1, le=256)
     """Sessions of one process at most."""
     http_connections_max: int = Field(default=2_048, ge=1)
-    """Connections of one gateway at most."""
+    """Callers' connections of one gateway, and calls in flight. One more hears 503; twice as many are cut."""
     shutdown_grace_s: int = Field(default=15, ge=1, le=300)
     """From the signal, or from the end of `drain_delay_ms`, until the process has ended, whatever it waits for."""
     drain_delay_ms: int = Field(default=0, ge=0, le=120_000)
