@@ -102,7 +102,7 @@ def _targets(result: Mapping[str, Any]) -> list[str]:
             target["target"],
             f"{_number(target['median'])} {target['unit']}".strip(),
             _range(target),
-            "met" if target["met"] else "**missed**",
+            "not judged" if result["quick"] else "met" if target["met"] else "**missed**",
         )
         for target in result["targets"]
     ]
