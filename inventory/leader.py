@@ -215,7 +215,6 @@ class Leader:
         self._metrics.leader_changes_total.labels(self.shard).inc()
         self._metrics.term.labels(self.shard).set(row.term)
         self._metrics.resends_total.labels(self.shard)
-        self._metrics.resends_total.labels(self.shard)
         self.status = LeaderStatus(leading=True, term=row.term, epoch=row.epoch)
 
     def _ends(self) -> None:
