@@ -31,8 +31,8 @@ demo: setup ## the stack, the demo, its result as the exit code; stopped at the 
 down: setup ## stop what `make run` left running
 	@stockgate down --run-dir $(RUN_DIR)
 
-test: setup ## all tests but the full crash suite, on real servers
-	@$(PYTHON) -m pytest $(ARGS)
+test: setup ## all tests but the full crash suite, on real servers, two at a time
+	@$(PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)
 
 crash: setup ## the full crash suite: every crash point many times
 	@$(PYTHON) -m pytest -m crash_full --timeout=0 $(ARGS)

@@ -58,8 +58,8 @@ class _Request(Pending):
 
     __slots__ = ("begun", "calling", "deadline", "done", "epoch", "lines", "now_ms", "tell", "unnamed")
 
-    def __init__(self, ops: Sequence[Operation], tell: Tell, begun: float, deadline: float) -> None:
-        super().__init__(ops)
+    def __init__(self, ops: Sequence[Operation], tell: Tell, begun: float, deadline: float, *, looks_up: bool) -> None:
+        super().__init__(ops, looks_up=looks_up)
         self.tell = tell
         self.done = False
         """Answered, or given up by its caller."""
@@ -205,7 +205,7 @@ class Batcher:
             tell(self._refused(ops, "UNAVAILABLE", "this gateway is shutting down"))
             return None
         now = self._clock.monotonic()
-        request = _Request(ops, tell, now, now + self._deadline_s)
+        request = _Request(ops, tell, now, now + self._deadline_s, looks_up=self._path.looks_up)
         line = self._lacking if request.needs else self._ready
         if (
             line.operations + len(ops) > limits.BATCH_QUEUE_OPERATIONS_MAX

@@ -11,7 +11,7 @@ import msgspec
 
 import lua
 from inventory.events import genesis
-from kernel import redis_keys
+from kernel import limits, redis_keys
 from kernel.redis_door import RedisDoor
 from kernel.redis_keys import EpochKeys
 
@@ -59,6 +59,8 @@ class LogSize(NamedTuple):
 
 FREEZE_KEYS_MAX: Final = 500
 """Balances that one call of the freezing script names."""
+FILTER_LOST: Final = -6
+_pack: Final = msgspec.msgpack.Encoder().encode
 _decode_state: Final = msgspec.msgpack.Decoder(list[Any]).decode
 
 
@@ -131,6 +133,18 @@ class Head:
         keys = (self.keys.head, self.keys.settled)
         args = (self.term, applied_m, before_ms, limit)
         return self._accept(await self._door.run(lua.load("evict"), keys, args))
+
+    async def filter_is_complete(self) -> bool:
+        """Whether the filter has every order that MySQL knew when the epoch began."""
+        complete, size = await self._door.commands((("HGET", self.keys.head, "filter"), ("STRLEN", self.keys.filter)))
+        return complete == b"1" and size == limits.FILTER_BYTES
+
+    async def fill_filter(self, orders: Sequence[str], *, begins: bool = False, completes: bool = False) -> bool:
+        """Add orders, by their records' names after the prefix; False if the filter that was begun is lost."""
+        keys = (self.keys.head, self.keys.filter)
+        args = (self.term, int(begins), _pack(orders), int(completes))
+        answer: int = await self._door.run(lua.load("fill_filter"), keys, args)
+        return answer != FILTER_LOST and self._accept(answer) >= 0
 
     async def freeze(self, inventory_keys: Sequence[str], on: bool) -> None:
         """Forbid or allow changes of these keys; those that are not loaded are passed over."""

@@ -111,15 +111,18 @@ class Pending:
 
     __slots__ = ("decisions", "needs", "ops", "proven_in", "rounds", "undecided")
 
-    def __init__(self, ops: Sequence[Operation]) -> None:
+    def __init__(self, ops: Sequence[Operation], *, looks_up: bool) -> None:
+        """`looks_up`: whether what may take stock is looked up before it is asked for the first time."""
         self.ops = ops
         self.decisions: list[Decision | None] = [None] * len(ops)
         self.undecided: list[int] = list(range(len(ops)))
         """Positions of the operations without a decision."""
-        self.needs: list[tuple[int, Need]] = [
-            (position, Need(op, asked=False)) for position, op in enumerate(ops) if op.kind in RESERVE_FAMILY
-        ]
-        """What operations lack, by position. What may take stock is looked up before it is asked for the first time."""
+        self.needs: list[tuple[int, Need]] = []
+        """What operations lack, by position."""
+        if looks_up:
+            self.needs += [
+                (position, Need(op, asked=False)) for position, op in enumerate(ops) if op.kind in RESERVE_FAMILY
+            ]
         self.proven_in = 0
         """The epoch in which the operations' proofs hold."""
         self.rounds = 0
@@ -174,6 +177,7 @@ class HotPath:
         self._reserve = lua.load("reserve")
         self._settle = lua.load("settle")
         self._bytes_max = (settings.unconfirmed_bytes_reserve_max, settings.unconfirmed_bytes_settle_max)
+        self._filtered_in = 0
         # Half of the way to the deadline: the other half is for the call, and for saying why there was none.
         self._prepare_limit_s = settings.answer_deadline_ms / 2000
 
@@ -181,6 +185,11 @@ class HotPath:
     def epoch(self) -> int:
         """The epoch that the next call will be made in, 0 while Redis does not decide."""
         return self._watch.hot_epoch
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether new orders have to be looked up, because the filter of the epoch, as it was last told, cannot say."""
+        return not self._filtered_in or self._filtered_in != self._watch.hot_epoch
 
     # --- call ---------------------------------------------------------------------------------------------------------
 
@@ -245,6 +254,7 @@ class HotPath:
             return _nothing_decided(reply.status, header.epoch, ops, _CLOSED)
         if len(reply.results) != len(ops):
             raise ScriptFailed(f"{script.name} answered {len(reply.results)} of {len(ops)} operations")
+        self._filtered_in = header.epoch if reply.filtered else 0
         decisions: list[Decision] = [*reply.results]
         return Called(reply.status, header.epoch, reply.m, reply.digest, reply.confirmed_m, reply.now_ms, decisions)
 
@@ -293,7 +303,7 @@ class HotPath:
 
         Never raises for a store's trouble. Once the leader's `term` is over (`STALE_TERM`) nothing more is decided.
         """
-        pending = Pending(ops)
+        pending = Pending(ops, looks_up=self.looks_up)
         called = entry = Called(CallStatus.DECIDED, 0, 0, "", 0, 0, [])
         while pending.undecided:
             if pending.needs:

@@ -126,6 +126,8 @@ class Reply(msgspec.Struct, array_like=True, gc=False):
     confirmed_m: int = 0
     now_ms: int = 0
     results: list[Result] = []
+    filtered: int = 0
+    """1 where the filter is complete: an order that Redis does not know need not be looked up to be taken as new."""
 
 
 def lines_fingerprint(lines: Sequence[Line]) -> str:

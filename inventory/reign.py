@@ -15,6 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 from inventory.epochs import Steps
 from inventory.expiry import Sweeper
+from inventory.filter_of_orders import FilterOfOrders
 from inventory.head import ChainBroken, Head, HeadState, LeadershipLost, Position
 from inventory.hot_path import HotPath
 from inventory.leftovers import Leftovers
@@ -34,6 +35,8 @@ REDIS_AWAY_MAX_S: Final = 3.0
 """A leader that cannot reach Redis for this long leaves the lock to one that perhaps can."""
 SWEEP_S: Final = 0.5
 UPKEEP_S: Final = 1.0
+FILTER_LOOK_S: Final = 2.0
+"""How often the leader looks whether the filter of known orders has to be filled."""
 SKEWED_READINGS: Final = 2
 """So many readings in a row must show a skewed clock before the shard is fenced: one may have been held up."""
 
@@ -103,6 +106,7 @@ class Reign:
             log_bytes_max=settings.log_bytes_max,
             evict_after_ms=settings.evict_after_s * 1000,
         )
+        self._filter = FilterOfOrders(head=head, database=steps.database, log=self._log)
 
     async def run(self) -> None:
         """Lead until the epoch is closed."""
@@ -114,6 +118,7 @@ class Reign:
                 group.create_task(self._every(SWEEP_S, "expiry", self._sweep), name="expiry")
                 group.create_task(self._every(UPKEEP_S, "upkeep", self._keep_up), name="upkeep")
                 group.create_task(self._clear_leftovers(), name="leftovers")
+                group.create_task(self._every(FILTER_LOOK_S, "filter", self._filter.fill), name="filter")
         except* _EpochClosed:
             self._log.info("epoch is closed")
         except* ChainBroken:

@@ -50,6 +50,9 @@ LOAD_ORDER_LINES_MAX: Final = 4_000
 EXPIRE_ORDERS_MAX: Final = 256
 EVICT_RECORDS_MAX: Final = 1_000
 TRIM_ENTRIES_KEPT: Final = 2_048
+# The filter of orders that left Redis: eight million of them with two or three wrong answers in a thousand.
+FILTER_BYTES: Final = 16 * 1024 * 1024
+FILTER_PAGE_ORDERS: Final = 500
 
 # The leader's relay.
 RELAY_READ_ENTRIES_MAX: Final = 200

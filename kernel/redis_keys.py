@@ -26,14 +26,15 @@ def confirmed_channel(shard: int) -> str:
 class EpochKeys:
     """The names of one shard in one epoch."""
 
-    __slots__ = ("due", "epoch", "head", "log", "opened", "prefix", "settled", "shard")
+    __slots__ = ("due", "epoch", "filter", "head", "log", "opened", "prefix", "settled", "shard")
 
     def __init__(self, shard: int, epoch: int) -> None:
         self.shard = shard
         self.epoch = epoch
         self.prefix = f"{{sg:{shard}}}:{epoch}:"
         self.head = self.prefix + "head"
-        """Hash: fence, term, m, digest, confirmed_m, evicted_m, opened_ms, grace_ms, appended_bytes, confirmed_bytes."""
+        """Hash: fence, term, m, digest, confirmed_m, evicted_m, opened_ms, grace_ms, appended_bytes, confirmed_bytes,
+        genesis, filter."""
         self.log = self.prefix + "log"
         """Stream: entry `m-0` with fields d (digest), e (changes, msgpack), b (bytes appended so far)."""
         self.opened = self.prefix + "opened"
@@ -42,6 +43,8 @@ class EpochKeys:
         """Sorted set of orders with an open hold, by due time in ms."""
         self.settled = self.prefix + "settled"
         """Sorted set of records that may leave (`o:…` and `q:…` member names), by the ms of their last change."""
+        self.filter = self.prefix + "filter"
+        """String of bits: the orders that MySQL may know and Redis does not. Complete where the head's `filter` is 1."""
 
     def balance(self, inventory_key: str) -> str:
         """Hash: available, reserved, sold, consumed, locked, seq, version, and frozen = 1 while the key is held."""

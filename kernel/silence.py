@@ -2,13 +2,16 @@
 
 A server that is down refuses at once. One that hangs (stopped, a disk that does not write, a way that swallows packets)
 lets everybody wait, each with a place of the pool in hand, and whoever comes next finds no place. After a few exchanges
-without an answer one call at a time finds out whether that is over; the others hear at once that it is not.
+without an answer one call at a time, and with pauses, finds out whether that is over; the others hear at once that it is
+not.
 """
 
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
+from kernel.clock import SYSTEM_CLOCK, Clock
 from kernel.errors import Store, StoreUnavailable
 
 SILENT_AFTER: Final = 2
@@ -17,13 +20,19 @@ GIVEN_UP_AFTER_S: Final = 1.0
 """Who was cancelled after waiting this long had no answer either: callers have limits of their own."""
 
 
+PROBE_PAUSE_S: Final = 0.5
+"""Between two calls that find out: callers who come one after the other must not all be the one that waits."""
+
+
 class Silence:
     """What the exchanges with one store came to, in the order in which they ended."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store: Store = store
+        self._clock = clock
         self._unanswered = 0
         self._probing = False
+        self._probed_at = -math.inf
 
     @property
     def silent(self) -> bool:
@@ -44,8 +53,8 @@ class Silence:
             self.unanswered()
 
     def check(self) -> None:
-        """Raise StoreUnavailable `not_executed` while the store is silent and another call already finds out."""
-        if self.silent and self._probing:
+        """Raise StoreUnavailable `not_executed` while the store is silent, unless it is time that a call finds out."""
+        if self.silent and (self._probing or self._clock.monotonic() - self._probed_at < PROBE_PAUSE_S):
             detail = "it did not answer lately; one call at a time finds out whether it does again"
             raise StoreUnavailable(self._store, "not_executed", detail)
 
@@ -61,3 +70,4 @@ class Silence:
             yield
         finally:
             self._probing = False
+            self._probed_at = self._clock.monotonic()

@@ -11,6 +11,7 @@
 --- @include "head"
 --- @include "balances"
 --- @include "records"
+--- @include "filter"
 
 -- As in `kernel/limits.py`; tests/lua compares them.
 local QTY_MAX = 1000000
@@ -32,6 +33,7 @@ if term ~= 0 and term ~= head.term then return cmsgpack.pack({ STATUS.STALE_TERM
 local operations = cmsgpack.unpack(ARGV[2])
 local names = { head = KEYS[1], log = KEYS[2], opened = KEYS[3], due = KEYS[4], settled = KEYS[5] }
 local prefix = string.sub(names.head, 1, -5)
+names.filter = prefix .. 'filter'
 local now_ms
 do
   local time = redis.call('TIME')
@@ -89,4 +91,5 @@ for i = 1, #operations do
 end
 
 if sound then write_all() end
-return cmsgpack.pack({ STATUS.DECIDED, head.m, head.digest, head.confirmed_m, now_ms, results })
+return cmsgpack.pack({ STATUS.DECIDED, head.m, head.digest, head.confirmed_m, now_ms, results,
+  head.filter_complete and filter_usable ~= false and 1 or 0 })

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
 -- Lets settled records leave that MySQL has. Who asks for one later must bring a SELECT at least as new as evicted_m.
+-- The orders among them are in the filter in the same step in which they leave.
 -- KEYS[1] head  KEYS[2] settled (the records' names are built from the shard's prefix)
 -- ARGV[1] term  ARGV[2] m applied in MySQL  ARGV[3] last change at or before this ms  ARGV[4] at most so many
 -- Returns how many left, -1 without a head, -3 under another term.
@@ -7,6 +8,7 @@
 --- @include "outcomes"
 --- @include "head"
 --- @include "records"
+--- @include "filter"
 
 local head = read_head(KEYS[1])
 if not head then return REFUSED.NO_HEAD end
@@ -35,6 +37,15 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[3], 'L
   end
 end
 redis.call('HSET', KEYS[1], 'evicted_m', digits(evicted_m))
+local filter = prefix .. 'filter'
+if filter_is_whole(filter) then
+  for _, member in ipairs(evicted) do
+    if string.sub(member, 1, 2) == 'o:' then filter_add(filter, member) end
+  end
+elseif head.filter_complete then
+  -- It was lost. Who fills it anew reads MySQL after this, which has all that leaves here.
+  redis.call('HSET', KEYS[1], 'filter', '0')
+end
 for _, member in ipairs(evicted) do redis.call('UNLINK', prefix .. member) end
 send('ZREM', KEYS[2], evicted, #evicted)
 return #evicted

@@ -6,13 +6,13 @@
 -- The head as a table, or nil where it is absent or damaged. Sizes are bytes, times ms.
 local function read_head(name)
   local stored = redis.pcall('HMGET', name, 'fence', 'term', 'm', 'digest', 'confirmed_m', 'evicted_m', 'opened_ms',
-    'grace_ms', 'appended_bytes', 'confirmed_bytes', 'genesis')
+    'grace_ms', 'appended_bytes', 'confirmed_bytes', 'genesis', 'filter')
   if stored.err or not stored[4] or not stored[11] then return nil end
   local head = {
     fence = to_integer(stored[1]), term = to_integer(stored[2]), m = to_integer(stored[3]), digest = stored[4],
     confirmed_m = to_integer(stored[5]), evicted_m = to_integer(stored[6]), opened_ms = to_integer(stored[7]),
     grace_ms = to_integer(stored[8]), appended_bytes = to_integer(stored[9]), confirmed_bytes = to_integer(stored[10]),
-    genesis = stored[11],
+    genesis = stored[11], filter_complete = stored[12] == '1',
   }
   if head.fence and head.term and head.m and head.confirmed_m and head.evicted_m and head.opened_ms and head.grace_ms
     and head.appended_bytes and head.confirmed_bytes then

@@ -200,6 +200,13 @@ local function decide_known(order, op)
   return move_order(order, op)
 end
 
+-- Whether the filter proves that nobody knows this order; nil until it was asked whether it can.
+local filter_usable
+local function is_new_by_filter(member)
+  if filter_usable == nil then filter_usable = head.filter_complete and filter_is_whole(names.filter) end
+  return filter_usable and not filter_may_have(names.filter, member)
+end
+
 -- What becomes of one operation on an order.
 local function decide_order(op)
   local order = order_of(op[MEMBER])
@@ -208,7 +215,7 @@ local function decide_order(op)
     walked_lines = walked_lines + #order.lines
     return decide_known(order, op)
   end
-  if op[PROOF] < head.evicted_m then return answer(OUTCOME.NEED_LOOKUP) end
+  if op[PROOF] < head.evicted_m and not is_new_by_filter(op[MEMBER]) then return answer(OUTCOME.NEED_LOOKUP) end
   if op[KIND] == MOVE.RESERVE then return new_reserve(op) end
   return answer(OUTCOME.UNKNOWN_ORDER)
 end

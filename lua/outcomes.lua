@@ -12,4 +12,5 @@ local OUTCOME = {
 local STATUS = { DECIDED = 0, NO_HEAD = 1, FENCED = 2, STALE_TERM = 3, NOT_CONTINUATION = 4 }
 
 -- The same as negative numbers, for scripts whose good answer is a count.
-local REFUSED = { NO_HEAD = -1, FENCED = -2, STALE_TERM = -3, NOT_CONTINUATION = -4, PROOF_TOO_OLD = -5 }
+local REFUSED = { NO_HEAD = -1, FENCED = -2, STALE_TERM = -3, NOT_CONTINUATION = -4, PROOF_TOO_OLD = -5,
+  FILTER_LOST = -6 }

@@ -192,7 +192,10 @@ class World:
         if change.kind in REQUEST_MOVES:
             event = change.events[0]
             await transaction.execute(
-                Statement("INSERT INTO inventory_request VALUES (%s, %s, %s, %s, %s, %s, %s)"),
+                Statement(
+                    "INSERT INTO inventory_request (tenant, request_no, inventory_key, kind, fingerprint, epoch, seq)"
+                    " VALUES (%s, %s, %s, %s, %s, %s, %s)"
+                ),
                 (
                     change.tenant,
                     change.ref,

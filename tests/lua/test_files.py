@@ -126,7 +126,7 @@ def test_the_header_says_which_keys_and_arguments_a_script_uses(name: str) -> No
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_only_what_may_take_memory_is_refused_by_a_full_server(name: str) -> None:
     first = lua.load(name).source.splitlines()[0]
-    if name in {"reserve", "load_keys", "load_orders"}:
+    if name in {"reserve", "load_keys", "load_orders", "fill_filter"}:
         assert first == "#!lua"
     elif name in {"ask_confirmed", "read_keys", "check_chain"}:
         assert first == "#!lua flags=no-writes"

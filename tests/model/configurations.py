@@ -19,6 +19,10 @@ _REVERTED_PAID = Configuration("lost tail, paid", (_PAID, _HELD), Faults(1, reve
 _PURGED = Configuration("hole in the queue", (_CANCELLED, _HELD), Faults(1, purges=1))
 _REBUILT = Configuration("rebuild", (_CANCELLED, _HELD), Faults(1, rebuilds=1))
 _EVICTED = Configuration("repeats and eviction", (_CANCELLED, _HELD), Faults(1, repeats=1), evicts=True)
+_FILTERED = _EVICTED._replace(name="repeats and eviction, with a filter", filters=True)
+_FILTERED_ANEW = Configuration(
+    "a filter after a rebuild", (_CANCELLED,), Faults(2, repeats=1, rebuilds=1), evicts=True, filters=True
+)
 _FORKED = Configuration("lost lock and lost tail", (_HELD, _HELD), Faults(2, leader_pauses=1, reverts=1))
 
 # For each guard the smallest world in which its absence shows. The complete protocol is searched
@@ -34,6 +38,8 @@ NEEDED: dict[Guard, Configuration] = {
     Guard.LOOKUP: _EVICTED,
     Guard.LOOKUP_FRESH: _EVICTED,
     Guard.LOOKUP_EPOCH: _REBUILT,
+    Guard.FILTER_EVICTED: _FILTERED,
+    Guard.FILTER_COMPLETE: _FILTERED_ANEW,
 }
 
 COMPLETE: tuple[Configuration, ...] = (

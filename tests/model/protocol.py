@@ -46,6 +46,7 @@ class Configuration(NamedTuple):
     candidates: int = 2
     evicts: bool = False
     trims: bool = False
+    filters: bool = False  # with the filter of order ids that left Redis: docs/adr/0008, proposed
     refusals_bind: bool = False  # check more than is promised: see `configurations.REFUSALS`
     removed: frozenset[Guard] = frozenset()
 
@@ -79,6 +80,8 @@ class Protocol:
         self.lookup = holds[Guard.LOOKUP]
         self.lookup_fresh = holds[Guard.LOOKUP_FRESH]
         self.lookup_epoch = holds[Guard.LOOKUP_EPOCH]
+        self.filter_evicted = holds[Guard.FILTER_EVICTED]
+        self.filter_complete = holds[Guard.FILTER_COMPLETE]
         self._drained: dict[tuple[MySQL, tuple[Message, ...]], MySQL] = {}
 
     def initial(self) -> State:
@@ -160,6 +163,11 @@ class Protocol:
                 _with_request(state, request, request._replace(lookup=None)),
             )
 
+    def _is_new(self, space: Space, order: int) -> bool:
+        """Whether the filter proves that MySQL does not know an order that Redis does not know."""
+        complete = space.scanned == len(space.orders) or not self.filter_complete
+        return self.configuration.filters and complete and order not in space.filtered
+
     def _speaks_of(self, lookup: Lookup | None, space: Space) -> bool:
         return lookup is None or lookup.epoch == space.epoch or not self.lookup_epoch
 
@@ -173,9 +181,11 @@ class Protocol:
         line = space.orders[request.order]
         if line is None and (self.lookup or request.kind != "reserve"):
             # Unknown to Redis is not unknown.
-            if not lookup or (self.lookup_fresh and lookup.applied_m < space.evicted_m):
+            if self._is_new(space, request.order):
+                lookup = None
+            elif not lookup or (self.lookup_fresh and lookup.applied_m < space.evicted_m):
                 return Decision(None)
-            if lookup.line:
+            if lookup and lookup.line:
                 line = Line(lookup.line, 0)
                 space = space._replace(orders=_put(space.orders, request.order, line))
         if line and line.kind == request.kind:
@@ -379,8 +389,14 @@ class Protocol:
                 left = space._replace(
                     orders=_put(space.orders, order, None),
                     evicted_m=max(space.evicted_m, line.m),
+                    filtered=space.filtered | ({order} if self.filter_evicted else set()),
                 )
                 yield Step(f"{who} evicts order {order}", _with_space(state, space, left))
+        if self.configuration.filters and space.scanned < len(space.orders):
+            order = space.scanned
+            known = {order} if sql.lines[order] else set[int]()
+            scanned = space._replace(filtered=space.filtered | known, scanned=order + 1)
+            yield Step(f"{who} looks in MySQL for order {order}", _with_space(state, space, scanned))
         # Never above the mark: a replay of an entry that is gone could not say what it waits for.
         trimmed = min(sql.applied_m - 1, space.mark)
         if self.configuration.trims and trimmed > space.trimmed:

@@ -37,6 +37,9 @@ class Guard(StrEnum):
     LOOKUP = "lookup"
     LOOKUP_FRESH = "lookup_fresh"
     LOOKUP_EPOCH = "lookup_epoch"
+    # Of the filter that is proposed (docs/adr/0008) and not built.
+    FILTER_EVICTED = "filter_evicted"
+    FILTER_COMPLETE = "filter_complete"
 
 
 class Quantities(NamedTuple):
@@ -111,6 +114,10 @@ class Space(NamedTuple):
     opened: bool = False
     quantities: Quantities = Quantities(0)
     seq: int = 0
+    filtered: frozenset[int] = frozenset()
+    """Orders that MySQL may know though Redis does not."""
+    scanned: int = 0
+    """Orders that the leader has looked for in MySQL; all of them: the filter is complete."""
 
     @property
     def last(self) -> int:

@@ -16,14 +16,14 @@ def confirm(ref: str) -> Operation:
 
 
 def test_only_what_may_take_stock_is_looked_up_unasked() -> None:
-    pending = Pending([confirm("a"), reserve("b"), confirm("c")])
+    pending = Pending([confirm("a"), reserve("b"), confirm("c")], looks_up=True)
     assert [(position, need.op.ref, need.asked) for position, need in pending.needs] == [(1, "b", False)]
     assert pending.undecided == [0, 1, 2]
 
 
 def test_a_proof_ends_with_its_epoch_where_another_operation_is_looked_up_anew() -> None:
     first, second = reserve("a"), reserve("b")
-    pending = Pending([first, second])
+    pending = Pending([first, second], looks_up=True)
     first.proof = second.proof = 7
     pending.take_prepared(1, [None, None])
     assert pending.proven_in == 1
@@ -37,7 +37,7 @@ def test_a_proof_ends_with_its_epoch_where_another_operation_is_looked_up_anew()
 
 def test_loading_keys_leaves_the_proofs_alone() -> None:
     op = reserve("a")
-    pending = Pending([op])
+    pending = Pending([op], looks_up=True)
     op.proof = 7
     pending.take_prepared(1, [None])
     pending.take_called([0], [Result(Outcome.NOT_LOADED, detail=["k"])])
@@ -46,7 +46,7 @@ def test_loading_keys_leaves_the_proofs_alone() -> None:
 
 
 def test_what_is_skipped_is_asked_again_with_what_stands_before_it() -> None:
-    pending = Pending([confirm("a"), confirm("b"), confirm("c")])
+    pending = Pending([confirm("a"), confirm("b"), confirm("c")], looks_up=True)
     done = Result(Outcome.DONE)
     assert not pending.take_called([0, 1, 2], [done, Result(Outcome.NEED_LOOKUP), Result(Outcome.SKIPPED)])
     assert pending.undecided == [1, 2]
@@ -58,7 +58,7 @@ def test_what_is_skipped_is_asked_again_with_what_stands_before_it() -> None:
 
 
 def test_the_rounds_are_bounded_but_skipping_is_not_a_round() -> None:
-    pending = Pending([confirm("a"), confirm("b")])
+    pending = Pending([confirm("a"), confirm("b")], looks_up=True)
     for _ in range(3 * limits.DECIDE_ROUNDS_MAX):
         assert not pending.take_called([0, 1], [Result(Outcome.SKIPPED), Result(Outcome.SKIPPED)])
     for _ in range(limits.DECIDE_ROUNDS_MAX - 1):

@@ -1,0 +1,6 @@
+-- Reads the next ids of a shard's orders in the order of inventory_order's primary key; no lock.
+SELECT tenant, order_id
+FROM inventory_order
+WHERE shard_no = %s AND (tenant > %s OR (tenant = %s AND order_id > %s))
+ORDER BY tenant, order_id
+LIMIT %s
