@@ -490,11 +490,16 @@ class Database:
 
     async def _dial(self) -> Connection:
         """Connect and log in. The caller limits it."""
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task is not None else 0
         try:
-            # The driver dials with wait_for, which loses a cancellation that comes together with the connection. What
-            # would then wait for ever is cancelled a second time.
+            # The driver dials with wait_for, which loses a cancellation that comes together with the connection: it is
+            # raised again. What would then wait for ever is cancelled a second time.
             async with asyncio.timeout(2 * self._timeout_s):
                 connection = await asyncmy.connect(**self._options)  # pyright: ignore[reportUnknownMemberType]
+                if task is not None and task.cancelling() > cancelled:
+                    connection.close()
+                    raise asyncio.CancelledError
         except driver.MySQLError as error:
             self._silence.answered()
             if (why := refusal(error)) is not None:

@@ -1,4 +1,5 @@
--- Reads the next ids of a shard's orders in the order of inventory_order's primary key; no lock.
+-- Reads the next ids of a shard's orders, after `(tenant, order_id)`, in their order.
+-- Two ranges of inventory_order's primary key, read until there are enough; no lock.
 SELECT tenant, order_id
 FROM inventory_order
 WHERE shard_no = %s AND (tenant > %s OR (tenant = %s AND order_id > %s))

@@ -48,7 +48,9 @@ def watched_answers() -> Generator[list[str]]:
 def _endpoint(dispatch: Dispatch, scope: Any) -> Endpoint | None:
     """The call that was meant; None where a path and a method name none."""
     try:
-        found = dispatch._routes.find(scope["method"], scope["raw_path"])
+        # Where operators have an address of their own, their calls are no calls on the other one.
+        routes = dispatch._routes if dispatch._operators_port is None else dispatch._routes_of(scope)
+        found = routes.find(scope["method"], scope["raw_path"])
     except REFUSALS:
         return None
     return found[0] if found else None

@@ -24,6 +24,7 @@ from kernel.mysql_door import Database, Statement
 from kernel.problems import CATALOGUE
 from kernel.redis_door import RedisDoor
 from stockgate.servers import Servers
+from tests.filtered import until_filtered
 from tests.integration.http_world import HttpWorld, held_open
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -133,6 +134,8 @@ async def shop(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> As
         await post("/v1/reservations", {"order_id": "foreign", "lines": [LINE]}, caller="other_tenant")
         await post(f"/v1/inventory/{FEW}/lock", {"qty": 1, "request_no": "lock-1", "reason": "x"})
         await world.settled()
+        # The leader's own traces are no caller's.
+        await until_filtered(world.settings.redis_url.get_secret_value())
         database = await Database.open(world.settings, name="trace")
         redis = RedisDoor.open(world.settings, name="trace")
         yield Shop(world, Stores(world, database, redis))

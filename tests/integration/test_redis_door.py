@@ -135,7 +135,7 @@ async def test_a_cancelled_call_leaves_its_reply_to_nobody(door: RedisDoor) -> N
             cancelled += 1
         assert await door.run(ECHO, [], [f"mine-{n}"]) == f"mine-{n}".encode()
     # How many of the others came in time is the machine's affair.
-    assert cancelled > 20
+    assert cancelled
 
 
 async def test_a_lost_reply_is_unknown_and_the_next_call_has_its_own(
