@@ -609,3 +609,30 @@ async def test_a_server_that_is_down_is_not_taken_for_one_that_hangs(fragile: Da
         assert "finds out" not in failure.value.detail
     await proxy.start()
     assert await fragile.fetch_all(COUNT) == [(0,)]
+
+
+async def test_a_cancellation_that_the_driver_loses_is_raised_again(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`wait_for` in the driver returns a connection that came together with the cancellation, and forgets the latter."""
+    database = await Database.open(Settings(mysql_url=servers.mariadb.url), name="lost-cancellation")  # pyright: ignore[reportArgumentType]
+    dialling, closed = asyncio.Event(), asyncio.Event()
+
+    class Connected:
+        def close(self) -> None:
+            closed.set()
+
+    async def connect(**_: Any) -> Connected:
+        dialling.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return Connected()
+
+    monkeypatch.setattr("asyncmy.connect", connect)
+    task = asyncio.create_task(database.fetch_all(Statement("SELECT 1")))
+    await dialling.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert closed.is_set()
+    await database.close()
