@@ -86,7 +86,7 @@ class Stores:
 
     async def trace(self) -> Trace:
         names: list[bytes] = sorted(await self._redis.command("KEYS", "*"))
-        values = [await self._redis.command("DUMP", name) for name in names]
+        values = [await self._value(name) for name in names]
         tables = [str(row[0]) for row in await self.rows("SHOW TABLES")]
         rows = {table: sorted(map(repr, await self.rows(f"SELECT * FROM {table}"))) for table in tables}
         return Trace(
@@ -95,6 +95,18 @@ class Stores:
             await self._queued(),
             int((await self.rows("SELECT term FROM shard"))[0][0]),
         )
+
+    async def _value(self, name: bytes) -> bytes:
+        """A name's content; of sets and hashes without their order, which a look alone may change."""
+        match await self._redis.command("TYPE", name):
+            case b"set":
+                return repr(sorted(await self._redis.command("SMEMBERS", name))).encode()
+            case b"hash":
+                flat = await self._redis.command("HGETALL", name)
+                return repr(sorted(zip(flat[::2], flat[1::2], strict=True))).encode()
+            case _:
+                dumped: bytes = await self._redis.command("DUMP", name)
+                return dumped
 
     async def rows(self, statement: str) -> list[tuple[Any, ...]]:
         return list(await self._database.fetch_all(Statement(statement)))
@@ -175,7 +187,10 @@ async def unchanged(shop: Shop) -> AsyncGenerator[None]:
     before = await shop.stores.trace()
     yield
     after = await shop.stores.trace()
-    assert after == before or after.term != before.term
+    changed = {
+        name for name in before.redis.keys() | after.redis.keys() if before.redis.get(name) != after.redis.get(name)
+    }
+    assert after == before or after.term != before.term, changed
 
 
 def reserve(**changed: Any) -> bytes:
