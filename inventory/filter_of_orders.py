@@ -1,7 +1,8 @@
 """Fills the epoch's filter with every order that MySQL knows, so that a new order is known to be new without a look-up.
 
-What MySQL gets while it is read was decided in this epoch: it is in Redis, or it was evicted and `evict.lua` put it into the
-filter. So one pass over what MySQL has, in the order of its primary key, is enough, however long it takes.
+What the worker writes while MySQL is read was decided in this epoch: it is in Redis, or it was evicted and `evict.lua` put it
+into the filter. Changes of earlier epochs that wait for an operator may become orders meanwhile, never the other way round: so
+they are read first, and one pass over each is enough, however long it takes.
 """
 
 import asyncio
@@ -41,13 +42,14 @@ class FilterOfOrders:
                 return False
             await asyncio.sleep(PAGE_PAUSE_S)
         complete = await self._head.fill_filter((), completes=True)
-        self._log.info("the filter of orders is complete", orders=orders)
+        if complete:
+            self._log.info("the filter of orders is complete", orders=orders)
         return complete
 
     async def _pages(self) -> AsyncGenerator[Sequence[str]]:
         """Records' names of all orders in MySQL, those too of which only a change is there that waits for an operator."""
         shard, size = self._head.keys.shard, limits.FILTER_PAGE_ORDERS
-        for statement in (sql.load("select_order_ids"), sql.load("select_parked_order_ids")):
+        for statement in (sql.load("select_parked_order_ids"), sql.load("select_order_ids")):
             tenant = order_id = ""
             while True:
                 rows = await self._database.fetch_all(statement, (shard, tenant, tenant, order_id, size))

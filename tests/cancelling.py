@@ -44,7 +44,8 @@ class _Stepped(Coroutine[Any, Any, Any]):
         self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        raise NotImplementedError("a task steps it")
+        # The interface asks for it, and nobody may use it: a task sends to a coroutine, and awaiting would pass `tell` by.
+        raise TypeError("to be run by a task of its own")
 
     def __repr__(self) -> str:
         return repr(self._coroutine)

@@ -108,7 +108,8 @@ async def test_every_example_comes_out_as_it_stands_in_the_document(world: HttpW
     made = [await make(world, example) for example in examples]
     if os.environ.get("RECORD_EXAMPLES"):
         FILE.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
-        pytest.skip("recorded")
+        # What was written must read back as what was answered.
+        examples = read_examples()
     wrong: list[str] = []
     for example, again in zip(examples, made, strict=True):
         if (example.status, example.headers) != (again.status, again.headers):
