@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -18,6 +18,7 @@ from kernel.settings import Settings
 from persist_worker.main import work
 from stockgate.servers import Servers
 from tests.cancelling import EveryStep, at_rest
+from tests.held import held
 from tests.integration.http_world import fresh_settings
 
 STOCK: Final = 100_000
@@ -169,23 +170,6 @@ class GatewayWorld:
         assert audit["ok"], [check for check in audit["checks"] if not check["ok"]]
 
 
-@asynccontextmanager
-async def held_open(servers: Servers, directory: Path, **changed: Any) -> AsyncGenerator[GatewayWorld]:
-    """`GatewayWorld.open` within one task, for fixtures whose beginning and end run in two."""
-    opened: asyncio.Future[GatewayWorld] = asyncio.get_running_loop().create_future()
-    over = asyncio.Event()
-
-    async def hold() -> None:
-        async with GatewayWorld.open(servers, directory, **changed) as world:
-            opened.set_result(world)
-            await over.wait()
-
-    holding = asyncio.create_task(hold())
-    await asyncio.wait([holding, opened], return_when=asyncio.FIRST_COMPLETED)
-    if not opened.done():
-        await holding
-    try:
-        yield opened.result()
-    finally:
-        over.set()
-        await holding
+def held_open(servers: Servers, directory: Path, **changed: Any) -> AbstractAsyncContextManager[GatewayWorld]:
+    """`GatewayWorld.open` for fixtures."""
+    return held(GatewayWorld.open(servers, directory, **changed))

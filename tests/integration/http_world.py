@@ -6,7 +6,7 @@ import json
 import secrets
 import socket
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +23,7 @@ from sql.grant import grant
 from sql.migrate import migrate
 from stockgate.servers import Servers
 from tests.as_role import as_role
+from tests.held import held
 
 READY_LIMIT_S = 30.0
 
@@ -169,26 +170,9 @@ class HttpWorld:
                 await worker
 
 
-@asynccontextmanager
-async def held_open(servers: Servers, directory: Path, **changed: Any) -> AsyncGenerator[HttpWorld]:
-    """`HttpWorld.open` within one task, for fixtures whose beginning and end run in two."""
-    opened: asyncio.Future[HttpWorld] = asyncio.get_running_loop().create_future()
-    over = asyncio.Event()
-
-    async def hold() -> None:
-        async with HttpWorld.open(servers, directory, **changed) as world:
-            opened.set_result(world)
-            await over.wait()
-
-    holding = asyncio.create_task(hold())
-    await asyncio.wait([holding, opened], return_when=asyncio.FIRST_COMPLETED)
-    if not opened.done():
-        await holding
-    try:
-        yield opened.result()
-    finally:
-        over.set()
-        await holding
+def held_open(servers: Servers, directory: Path, **changed: Any) -> AbstractAsyncContextManager[HttpWorld]:
+    """`HttpWorld.open` for fixtures."""
+    return held(HttpWorld.open(servers, directory, **changed))
 
 
 async def fresh_settings(servers: Servers, directory: Path, **changed: Any) -> tuple[Settings, dict[str, str]]:
