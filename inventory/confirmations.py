@@ -16,6 +16,7 @@ import msgspec
 
 import lua
 from inventory.events import Naming, decode_naming
+from inventory.head import Position
 from kernel import redis_keys
 from kernel.clock import SYSTEM_CLOCK, Clock
 from kernel.errors import ScriptFailed, StockgateError, StoreUnavailable
@@ -29,6 +30,9 @@ RESUBSCRIBE_S: Final = 0.1
 """Between two attempts to subscribe."""
 NAMED_KEPT: Final = 8_192
 """Named entries remembered: a naming often comes before the reply of the call that made the entry is read."""
+
+NONE_KNOWN: Final = Position(0, "")
+"""Knowing of no entry, which every log holds."""
 
 Tell = Callable[[bool | None], None]
 """True: confirmed. False: another entry stands in its place, or nobody can say any more. None: the deadline passed."""
@@ -62,11 +66,18 @@ class Confirmations:
         self._named: dict[tuple[int, int], str] = {}
         self._order_named: deque[tuple[int, int]] = deque()
         self._highest = (0, 0)
+        self.epoch = 0
+        """The highest epoch of which this process knows a confirmed entry: those before it are over."""
+        self._known = NONE_KNOWN
         self._last_news = clock.monotonic()
         self._ask_now = asyncio.Event()
         self._subscribed = asyncio.Event()
         self.missed = 0
         """How many entries were asked for because no naming of them came."""
+
+    def known(self, epoch: int) -> Position:
+        """The highest entry of `epoch` that this process knows to be confirmed; m 0 without one."""
+        return self._known if self.epoch == epoch else NONE_KNOWN
 
     @property
     def waiting(self) -> int:
@@ -174,6 +185,7 @@ class Confirmations:
                 self._order_named.append(entry)
             self._named[entry] = digest
             self._highest = max(self._highest, entry)
+            self._learn(entry, digest)
             self._settle(entry, digest)
         while len(self._order_named) > NAMED_KEPT:
             del self._named[self._order_named.popleft()]
@@ -181,6 +193,10 @@ class Confirmations:
         # Namings come in order, so who still waits for a lower entry has missed its naming.
         if self._waiting and next(iter(self._waiting)) < self._highest:
             self._ask_now.set()
+
+    def _learn(self, entry: tuple[int, int], digest: str) -> None:
+        if entry > (self.epoch, self._known.m):
+            self.epoch, self._known = entry[0], Position(entry[1], digest)
 
     # --- ask ----------------------------------------------------------------------------------------------------------
 
@@ -220,6 +236,8 @@ class Confirmations:
                     pending_epochs.add(entry[0])
                 else:
                     self.missed += 1
+                    if told:
+                        self._learn(entry, digest)
                     self._tell(entry, digest, confirmed=told)
 
     async def _ask(self, epoch: int, m: int, digest: str) -> bool | None:

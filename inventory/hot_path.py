@@ -13,6 +13,8 @@ from typing import Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 import lua
+from inventory.confirmations import NONE_KNOWN, Confirmations
+from inventory.head import Position
 from inventory.loading import LoadedKeys, Loader, LookUp, ReadBalance, Ref
 from inventory.moves import REQUEST_MOVES, RESERVE_FAMILY
 from inventory.operations import CallHeader, Operation, Reply, Result
@@ -100,6 +102,9 @@ EPOCH_LIMIT_S: Final = 1.0
 """So long a call waits for the shard's row at most: while MySQL hangs, what needs none of it must not stand behind it."""
 
 _CLOSED: Final = Failure("SHARD_CLOSED", "not_executed", "the shard is between two epochs: nobody decides")
+_OLDER: Final = Failure(
+    "SHARD_CLOSED", "not_executed", "Redis came back without what was promised last: the shard is opened anew"
+)
 _ASKED_TOO_OFTEN: Final = Failure("UNAVAILABLE", "not_executed", "what it needs leaves Redis faster than it is loaded")
 
 
@@ -167,10 +172,18 @@ class HotPath:
     """Decides by Redis, for one shard.
 
     `redis` is the shard's deciding connection in this process: calls go out on it one after the other. `loader` has a
-    connection of its own.
+    connection of its own. `confirmations`, where the process has them, know what was promised last.
     """
 
-    def __init__(self, settings: Settings, redis: RedisDoor, loader: Loader, watch: ShardWatch) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        redis: RedisDoor,
+        loader: Loader,
+        watch: ShardWatch,
+        confirmations: Confirmations | None = None,
+    ) -> None:
+        self._confirmations = confirmations
         self._redis = redis
         self._loader = loader
         self._watch = watch
@@ -200,11 +213,15 @@ class HotPath:
         row and asks once more if that names a newer one, since nothing was decided. A call whose reply is lost is not
         repeated: its operations fail `unknown`, and repeating is up to the caller.
         """
-        epoch = self._watch.hot_epoch or await self._epoch_now()
-        if not epoch:
+        named_in = self._confirmations.epoch if self._confirmations is not None else 0
+        epoch = self._watch.hot_epoch
+        if not epoch or epoch < named_in:
+            epoch = await self._epoch_now()
+        # What was named in a newer epoch proves that this one is over, whatever a Redis that came back says of it.
+        if not epoch or epoch < named_in:
             return _nothing_decided(CallStatus.NO_HEAD, 0, ops, _CLOSED)
         called = await self._call_in(epoch, ops, proven_in, term)
-        if called.status in {CallStatus.NO_HEAD, CallStatus.FENCED}:
+        if called.status in {CallStatus.NO_HEAD, CallStatus.FENCED, CallStatus.NOT_CONTINUATION}:
             newer = await self._epoch_now()
             if newer > epoch:
                 called = await self._call_in(newer, ops, proven_in, term)
@@ -221,7 +238,7 @@ class HotPath:
         if proven_in != epoch:
             for op in ops:
                 op.proof = -1
-        header = CallHeader(epoch, term, *self._bytes_max)
+        header = CallHeader(epoch, term, *self._bytes_max, *self._known(epoch))
         script = self._settle if RESERVE_FAMILY.isdisjoint({op.kind for op in ops}) else self._reserve
         try:
             return await self._run(script, header, ops)
@@ -233,6 +250,14 @@ class HotPath:
             return _nothing_decided(CallStatus.DECIDED, epoch, ops, _unavailable(trouble))
         except (ScriptFailed, msgspec.MsgspecError) as bug:
             return _nothing_decided(CallStatus.DECIDED, epoch, ops, Failure("UNAVAILABLE", "unknown", str(bug)))
+
+    def _known(self, epoch: int) -> Position:
+        """The highest entry of `epoch` that this process knows to be confirmed: named to it, or applied by the row."""
+        row = self._watch.row
+        applied = Position(row.applied_m, row.applied_digest) if row is not None and row.epoch == epoch else NONE_KNOWN
+        named = self._confirmations.known(epoch) if self._confirmations is not None else NONE_KNOWN
+        known = max(applied, named)
+        return known if known.m else NONE_KNOWN
 
     async def _call_without_reserves(
         self, header: CallHeader, ops: Sequence[Operation], refused: StoreRefused
@@ -251,7 +276,8 @@ class HotPath:
         packed = await self._redis.run(script, _declared(keys, ops), (_pack(header), _pack(ops)))
         reply = _decode_reply(packed)
         if reply.status != CallStatus.DECIDED:
-            return _nothing_decided(reply.status, header.epoch, ops, _CLOSED)
+            failure = _OLDER if reply.status == CallStatus.NOT_CONTINUATION else _CLOSED
+            return _nothing_decided(reply.status, header.epoch, ops, failure)
         if len(reply.results) != len(ops):
             raise ScriptFailed(f"{script.name} answered {len(reply.results)} of {len(ops)} operations")
         self._filtered_in = header.epoch if reply.filtered else 0
@@ -326,11 +352,11 @@ class HotPath:
         # The names of an epoch that is over may still be there: who sees a change answered must not read before it.
         epoch = await self._epoch_now()
         try:
-            return await self._loader.read_balances(epoch, keys)
+            return await self._loader.read_balances(epoch, self._known(epoch), keys)
         except StoreUnavailable as trouble:
             if trouble.store != "redis":
                 raise
-            return await self._loader.read_balances(0, keys)
+            return await self._loader.read_balances(0, NONE_KNOWN, keys)
 
 
 def _unavailable(trouble: StoreUnavailable) -> Failure:

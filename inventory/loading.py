@@ -13,6 +13,7 @@ import msgspec
 
 import lua
 import sql
+from inventory.head import Position
 from inventory.operations import BalanceView
 from inventory.outcomes import CallStatus
 from inventory.shard_state import NoSuchShard
@@ -239,25 +240,27 @@ class Loader:
             raise NoSuchShard(f"no row for shard {self._shard}: run `stockgate migrate`")
         return answer[0][0], [row[1:] for row in answer if row[1] is not None]
 
-    async def read_balances(self, epoch: int, keys: Sequence[str]) -> dict[str, ReadBalance]:
+    async def read_balances(self, epoch: int, known: Position, keys: Sequence[str]) -> dict[str, ReadBalance]:
         """Read keys without loading them: from Redis in `epoch` (0 = not at all), the rest from MySQL.
 
+        `known` is an entry of that epoch that is known to be confirmed (m 0 = none): a Redis without it is not read.
         Keys that neither knows are absent from the answer.
         """
         found: dict[str, ReadBalance] = {}
         if epoch:
             for piece in _pieces(keys, limits.LOAD_KEYS_MAX):
-                found |= await self._read_loaded(epoch, piece)
+                found |= await self._read_loaded(epoch, known, piece)
         for piece in _pieces([key for key in keys if key not in found], limits.LOAD_KEYS_MAX):
             row_epoch, rows = await self._balances(piece)
             for row in rows:
                 found[row[0]] = ReadBalance(BalanceView(*row[:8]), "mysql", row_epoch, bool(row[8]))
         return found
 
-    async def _read_loaded(self, epoch: int, keys: Sequence[str]) -> dict[str, ReadBalance]:
+    async def _read_loaded(self, epoch: int, known: Position, keys: Sequence[str]) -> dict[str, ReadBalance]:
         names = EpochKeys(self._shard, epoch)
         balances = [names.balance(key) for key in keys]
-        reply = await self._redis.run(self._read_keys, [names.head, names.opened, *balances], [_pack(list(keys))])
+        declared = [names.head, names.log, names.opened, *balances]
+        reply = await self._redis.run(self._read_keys, declared, [_pack(list(keys)), *known])
         try:
             code, rows = _decode_read_keys(reply)
         except msgspec.MsgspecError as error:

@@ -65,8 +65,9 @@ async def rows_in_redis(redis: RedisDoor, keys: EpochKeys, names: Sequence[str])
     """Up to `PAGE_KEYS` keys as Redis has them, in their order; raises HeadMissing and what the door raises."""
     packed: bytes = await redis.run(
         lua.load("read_keys"),
-        [keys.head, keys.opened, *(keys.balance(name) for name in names)],
-        [msgspec.msgpack.encode(list(names))],
+        [keys.head, keys.log, keys.opened, *(keys.balance(name) for name in names)],
+        # Who compares wants to see an older Redis as it is.
+        [msgspec.msgpack.encode(list(names)), 0, ""],
     )
     code, rows = msgspec.msgpack.decode(packed, type=tuple[int, list[Any]])
     if code != 0:

@@ -109,12 +109,18 @@ class Result(msgspec.Struct, array_like=True, gc=False):
 
 
 class CallHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """First argument of the deciding scripts. `term` 0 = a gateway; a leader names its own."""
+    """First argument of the deciding scripts. `term` 0 = a gateway; a leader names its own.
+
+    (known_m, known_digest) is the highest entry of this epoch that the process knows to be confirmed, 0 and "" without
+    one: a Redis that does not hold it has come back with older data, and decides nothing.
+    """
 
     epoch: int
     term: int
     unconfirmed_bytes_reserve_max: int
     unconfirmed_bytes_settle_max: int
+    known_m: int = 0
+    known_digest: str = ""
 
 
 class Reply(msgspec.Struct, array_like=True, gc=False):

@@ -52,6 +52,8 @@ class CallStatus(IntEnum):
     NO_HEAD = 1
     FENCED = 2
     STALE_TERM = 3
+    NOT_CONTINUATION = 4
+    """Redis does not hold an entry that the caller knows to be confirmed: it came back with older data."""
 
 
 DECIDED_BY_STORE = frozenset(o for o in Outcome if o < Outcome.NOT_LOADED)

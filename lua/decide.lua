@@ -3,7 +3,8 @@
 -- KEYS[1] head  KEYS[2] log  KEYS[3] opened  KEYS[4] due  KEYS[5] settled  KEYS[6…] records and balances that are known
 -- (declared for a cluster's routing; their names are built again from the shard's prefix)
 -- ARGV[1] CallHeader, packed  ARGV[2] list of Operation, packed
--- Returns Reply, packed. status NO_HEAD, FENCED or STALE_TERM: nothing was read further, nothing changed.
+-- Returns Reply, packed. status NO_HEAD, FENCED, STALE_TERM or NOT_CONTINUATION: nothing was read further, nothing
+-- changed.
 
 --- @include "moves"
 --- @include "outcomes"
@@ -27,8 +28,12 @@ local epoch, term, reserve_max, settle_max
 do
   local call_header = cmsgpack.unpack(ARGV[1])
   epoch, term, reserve_max, settle_max = call_header[1], call_header[2], call_header[3], call_header[4]
+  if term ~= 0 and term ~= head.term then return cmsgpack.pack({ STATUS.STALE_TERM }) end
+  -- What an older Redis refuses, somebody may have been promised.
+  if not remembers(head, KEYS[2], call_header[5], call_header[6]) then
+    return cmsgpack.pack({ STATUS.NOT_CONTINUATION })
+  end
 end
-if term ~= 0 and term ~= head.term then return cmsgpack.pack({ STATUS.STALE_TERM }) end
 
 local operations = cmsgpack.unpack(ARGV[2])
 local names = { head = KEYS[1], log = KEYS[2], opened = KEYS[3], due = KEYS[4], settled = KEYS[5] }

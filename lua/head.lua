@@ -1,5 +1,6 @@
 -- The head record of a shard's epoch. Without it, or with a damaged one, nothing is decided.
--- A part for other scripts. KEYS: none of its own. ARGV: none. Returns nothing; defines read_head and entry_of.
+-- A part for other scripts. KEYS: none of its own. ARGV: none. Returns nothing; defines read_head, entry_of and
+-- remembers.
 
 --- @include "integers"
 
@@ -32,4 +33,11 @@ local function entry_of(log, m)
     if fields[i] == 'd' then digest = fields[i + 1] elseif fields[i] == 'b' then bytes = to_integer(fields[i + 1]) end
   end
   return digest, bytes
+end
+
+-- Whether the log holds an entry that the asker knows to be confirmed (m 0 = it knows none). A Redis that came back
+-- with older data does not. The mark moves only onto entries of the published log, so that nearly always a number
+-- suffices; an entry above the mark is never trimmed.
+local function remembers(head, log, m, digest)
+  return m <= head.confirmed_m or entry_of(log, m) == digest
 end

@@ -8,7 +8,7 @@ local OUTCOME = {
   NOT_LOADED = 20, NEED_LOOKUP = 21, SKIPPED = 22, KEY_FROZEN = 23, LOST = 24, OVERLOADED = 25,
 }
 
--- Of a whole call. The leader's scripts answer with the same numbers and one more.
+-- Of a whole call, and of the leader's scripts.
 local STATUS = { DECIDED = 0, NO_HEAD = 1, FENCED = 2, STALE_TERM = 3, NOT_CONTINUATION = 4 }
 
 -- The same as negative numbers, for scripts whose good answer is a count.

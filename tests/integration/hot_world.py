@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -165,6 +165,14 @@ class World:
             yield
         await door.close()
 
+    async def image(self) -> dict[bytes, bytes]:
+        """All that Redis holds, name by name."""
+        return {name: await self.redis.command("DUMP", name) for name in await self.redis.command("KEYS", "*")}
+
+    async def go_back_to(self, image: Mapping[bytes, bytes]) -> None:
+        """Redis holds what it held then; no connection notices."""
+        await self.redis.commands([("FLUSHDB",), *(("RESTORE", name, 0, dump) for name, dump in image.items())])
+
     async def evict(self) -> int:
         """Let every settled record go that MySQL has."""
         row = await self.shard_row()
@@ -321,8 +329,8 @@ class World:
             watch = ShardWatch(database, self.shard)
             await watch.refresh()
             loader = Loader(database, doors[1], self.shard)
-            path = HotPath(settings, doors[0], loader, watch)
             confirmations = Confirmations(settings, doors[2], self.shard)
+            path = HotPath(settings, doors[0], loader, watch, confirmations)
             metrics = Metrics()
             batcher = Batcher(settings, path, confirmations, metrics)
             await stack.enter_async_context(running(watch.run()))

@@ -156,8 +156,8 @@ class LeaderWorld:
             await self.stock(*KEYS)
             self.watch = ShardWatch(self.database, SHARD)
             self.loader = Loader(self.database, doors[2], SHARD)
-            self.path = HotPath(self.settings, doors[1], self.loader, self.watch)
             self.confirmations = Confirmations(self.settings, doors[3], SHARD)
+            self.path = HotPath(self.settings, doors[1], self.loader, self.watch, self.confirmations)
             await stack.enter_async_context(running(self.watch.run()))
             await stack.enter_async_context(running(self.confirmations.run()))
             yield

@@ -307,6 +307,39 @@ async def test_a_leader_of_an_older_term_decides_nothing(world: World) -> None:
         assert (swept.status, outcomes(swept.decisions), swept.m) == (CallStatus.DECIDED, ["DONE"], 2)
 
 
+async def test_a_redis_without_what_was_promised_last_decides_nothing(world: World) -> None:
+    """It came back with older data, and its leader has not noticed: what it knows of an order is not what was answered."""
+    await world.stock("k1")
+    oldest = await world.image()
+    async with world.gateway() as promised, world.gateway(listening=False) as by_the_row:
+        async with world.naming():
+            assert outcomes((await promised.batcher.submit([reserve("a")])).results) == ["DONE"]
+            await world.apply()
+            older = await world.image()
+            answer = await promised.batcher.submit([confirm("a"), reserve("b")])
+            assert outcomes(answer.results) == ["DONE", "DONE"]
+        assert promised.confirmations.known(world.epoch).m == 2
+        await world.go_back_to(older)
+        asked = [confirm("b"), release("a"), read("b"), reserve("c")]
+        assert await decide(promised, *asked) == ["SHARD_CLOSED not_executed"] * 4
+        # Nothing of it depends on which process was told: what MySQL has was promised to somebody.
+        assert await decide(by_the_row, read("a")) == ["DONE"]
+        await world.go_back_to(oldest)
+        await by_the_row.watch.refresh()
+        assert await decide(by_the_row, read("a")) == ["SHARD_CLOSED not_executed"]
+        await world.go_back_to(older)
+        # As many entries again, and others than before.
+        for number in range(3):
+            assert await decide(by_the_row, reserve(f"d{number}")) == ["DONE"]
+        assert await decide(promised, *asked) == ["SHARD_CLOSED not_executed"] * 4
+        assert (await promised.path.read_balances(["k1"]))["k1"].source == "mysql"
+        assert (await by_the_row.path.read_balances(["k1"]))["k1"].source == "redis"
+        # And the next epoch begins with nothing that anybody could lack.
+        await world.fence()
+        await world.open_epoch()
+        assert await decide(promised, read("a"), reserve("c")) == ["DONE", "DONE"]
+
+
 # --- stores in trouble --------------------------------------------------------------------------------------------------
 
 

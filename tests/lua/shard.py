@@ -73,10 +73,10 @@ class Shard:
         term: int = 0,
         reserve_max: int = 1 << 40,
         settle_max: int = 1 << 40,
+        known: tuple[int, str] = (0, ""),
     ) -> Reply:
-        packed = self.run(
-            script, *self.call_parts(operations, CallHeader(self.names.epoch, term, reserve_max, settle_max))
-        )
+        header = CallHeader(self.names.epoch, term, reserve_max, settle_max, *known)
+        packed = self.run(script, *self.call_parts(operations, header))
         return msgspec.msgpack.decode(packed, type=Reply)
 
     def call_parts(self, operations: Sequence[Operation], header: CallHeader) -> tuple[list[str], list[bytes]]:
@@ -120,9 +120,10 @@ class Shard:
     def check_chain(self, term: int, m: int, digest: str) -> list[Any]:
         return msgspec.msgpack.decode(self.run("check_chain", [self.names.head, self.names.log], [term, m, digest]))
 
-    def read_keys(self, *keys: str) -> tuple[int, list[list[Any]]]:
-        balances = [self.names.balance(key) for key in keys]
-        packed = self.run("read_keys", [self.names.head, self.names.opened, *balances], [pack(keys)])
+    def read_keys(self, *keys: str, known: tuple[int, str] = (0, "")) -> tuple[int, list[list[Any]]]:
+        names = self.names
+        balances = [names.balance(key) for key in keys]
+        packed = self.run("read_keys", [names.head, names.log, names.opened, *balances], [pack(keys), *known])
         code, rows = msgspec.msgpack.decode(packed)
         return code, rows
 

@@ -196,6 +196,16 @@ def test_read_keys_tells_cold_loaded_and_lost_under_a_fence_too(shard: Shard) ->
     assert Shard(shard.client, shard.number, epoch=9).read_keys("a") == (1, [])
 
 
+def test_read_keys_reads_nothing_where_the_log_lacks_what_is_known_to_be_confirmed(shard: Shard) -> None:
+    shard.stock(a=5)
+    for number in range(3):
+        shard.call(reserve(f"o{number}", a=1))
+    end = shard.end()
+    assert shard.read_keys("a", known=end)[1][0][2] == 2
+    assert shard.read_keys("a", known=(end[0], "0" * 40)) == (4, [])
+    assert shard.read_keys("a", known=(end[0] + 1, end[1])) == (4, [])
+
+
 def test_freeze_names_its_term_and_makes_no_half_key(shard: Shard) -> None:
     shard.stock(a=5)
     assert shard.freeze(1, "a", term=9) == -3

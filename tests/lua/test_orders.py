@@ -581,6 +581,27 @@ def test_nothing_is_decided_without_a_head_under_a_fence_or_for_a_past_leader(sh
     assert nowhere.call(reserve("o1", a=1)).status is CallStatus.NO_HEAD
 
 
+def test_nothing_is_decided_where_the_log_lacks_what_is_known_to_be_confirmed(shard: Shard) -> None:
+    """A Redis that came back with older data knows no order of the last moment: it would refuse what was promised."""
+    shard.stock(a=50)
+    ends = {0: (0, "")}
+    for number in range(1, 6):
+        shard.call(reserve(f"o{number}", a=1))
+        ends[number] = shard.end()
+    shard.confirm(*ends[3])
+    for known in (ends[0], ends[2], ends[3], ends[5]):
+        assert shard.call(order_op(Move.READ, "o1"), known=known).status is CallStatus.DECIDED
+    # Up to the mark the number suffices: the mark stands on nothing but the published log, whose entries may be trimmed.
+    assert shard.run("trim", [shard.names.head, shard.names.log], [shard.term, 5]) == 2
+    assert shard.call(order_op(Move.READ, "o1"), known=ends[2]).status is CallStatus.DECIDED
+    image = shard.image()
+    for known in ((5, ends[4][1]), (4, "0" * 40), (6, ends[5][1])):
+        for script in ("reserve", "settle"):
+            forgot = shard.call(order_op(Move.CONFIRM, "o1"), script=script, known=known)
+            assert (forgot.status, forgot.results) == (CallStatus.NOT_CONTINUATION, [])
+    assert shard.image() == image
+
+
 @pytest.mark.parametrize("damage", ["m", "digest", "evicted_m", "genesis", "confirmed_bytes", "whole"])
 def test_a_damaged_head_is_no_head(shard: Shard, damage: str) -> None:
     shard.stock(a=5)

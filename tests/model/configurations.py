@@ -38,6 +38,7 @@ NEEDED: dict[Guard, Configuration] = {
     Guard.LOOKUP: _EVICTED,
     Guard.LOOKUP_FRESH: _EVICTED,
     Guard.LOOKUP_EPOCH: _REBUILT,
+    Guard.KNOWN_NAMED: _REVERTED_PAID,
     Guard.FILTER_EVICTED: _FILTERED,
     Guard.FILTER_COMPLETE: _FILTERED_ANEW,
 }

@@ -23,7 +23,7 @@ def broken(protocol: Protocol, state: State) -> str | None:
     for order, kind in state.refused:
         if any((event.order, event.kind) == (order, kind) for event in sql.ledger):
             return f"{kind} of order {order} was refused and has a ledger row"
-    return _lost(protocol, state)
+    return _contradicted(state) or _lost(protocol, state)
 
 
 def settled(protocol: Protocol, state: State) -> bool:
@@ -55,6 +55,13 @@ def _alive(protocol: Protocol, state: State, order: int) -> bool:
 
 def _total(quantities: Quantities) -> int:
     return sum(quantities)
+
+
+def _contradicted(state: State) -> str | None:
+    if state.contradicted is None:
+        return None
+    order, kind = state.contradicted
+    return f"{kind} of order {order} was refused, and what it rests on had been answered 2xx"
 
 
 def _lost(protocol: Protocol, state: State) -> str | None:

@@ -46,7 +46,7 @@ class Configuration(NamedTuple):
     candidates: int = 2
     evicts: bool = False
     trims: bool = False
-    filters: bool = False  # with the filter of order ids that left Redis: docs/adr/0008, proposed
+    filters: bool = False  # with the filter of order ids that left Redis: docs/adr/0008
     refusals_bind: bool = False  # check more than is promised: see `configurations.REFUSALS`
     removed: frozenset[Guard] = frozenset()
 
@@ -80,6 +80,7 @@ class Protocol:
         self.lookup = holds[Guard.LOOKUP]
         self.lookup_fresh = holds[Guard.LOOKUP_FRESH]
         self.lookup_epoch = holds[Guard.LOOKUP_EPOCH]
+        self.known_named = holds[Guard.KNOWN_NAMED]
         self.filter_evicted = holds[Guard.FILTER_EVICTED]
         self.filter_complete = holds[Guard.FILTER_COMPLETE]
         self._drained: dict[tuple[MySQL, tuple[Message, ...]], MySQL] = {}
@@ -138,7 +139,7 @@ class Protocol:
             return
         for space in state.redis.spaces:
             # Without a lookup any epoch will do: who knows how old its knowledge is?
-            if space.fenced or not self._speaks_of(request.lookup, space):
+            if space.fenced or not self._speaks_of(request.lookup, space) or self._has_forgotten(state, space):
                 continue
             decision = self._decide(space, request)
             if decision.space is not None:
@@ -170,6 +171,15 @@ class Protocol:
 
     def _speaks_of(self, lookup: Lookup | None, space: Space) -> bool:
         return lookup is None or lookup.epoch == space.epoch or not self.lookup_epoch
+
+    def _has_forgotten(self, state: State, space: Space) -> bool:
+        """Whether this Redis came back without an entry that gateways have heard named."""
+        promised = state.promised
+        if promised is None or not self.known_named or space.epoch > promised.epoch:
+            return False
+        return space.epoch < promised.epoch or not (
+            promised.m <= space.mark or space.holds(promised.m, promised.digest)
+        )
 
     def _decide(self, space: Space, request: Request) -> Decision:
         """The script: load what was looked up, decide, append one entry."""
@@ -244,8 +254,12 @@ class Protocol:
         answer = (request.order, request.kind)
         if accepted and answer not in state.answered:
             state = state._replace(answered=tuple(sorted((*state.answered, answer))))
+        if accepted and request.ticket is not None and (state.promised is None or request.ticket > state.promised):
+            state = state._replace(promised=request.ticket)
         if not client.waits or (program[client.at], client.attempt) != request[1:3]:
             return state  # its client has given this attempt up: nobody hears the answer
+        if not accepted and client.at:
+            state = state._replace(contradicted=answer)
         at = client.at + 1 if accepted else len(program)
         if not accepted and self.configuration.refusals_bind:
             state = state._replace(refused=(*state.refused, answer))
@@ -512,7 +526,7 @@ class Protocol:
 
     def _sent(self, state: State, index: int, leader: Leader, message: Message) -> State:
         faults = state.faults
-        if faults.total and (faults.leader_crashes or faults.leader_pauses):
+        if leader.wire or (faults.total and (faults.leader_crashes or faults.leader_pauses)):
             return _with_leader(state, index, leader._replace(wire=(*leader.wire, message)))
         # Where no connection can die any more, time on the wire is time before sending.
         return _arrived(state, index, leader, message)

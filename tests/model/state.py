@@ -37,7 +37,8 @@ class Guard(StrEnum):
     LOOKUP = "lookup"
     LOOKUP_FRESH = "lookup_fresh"
     LOOKUP_EPOCH = "lookup_epoch"
-    # Of the filter that is proposed (docs/adr/0008) and not built.
+    KNOWN_NAMED = "known_named"
+    # Of the filter (docs/adr/0008).
     FILTER_EVICTED = "filter_evicted"
     FILTER_COMPLETE = "filter_complete"
 
@@ -238,6 +239,8 @@ class State(NamedTuple):
     requests: tuple[Request, ...] = ()
     answered: tuple[tuple[int, Kind], ...] = ()  # with 2xx, from the clients' history
     refused: tuple[tuple[int, Kind], ...] = ()  # only where refusals are asked to bind
+    contradicted: tuple[int, Kind] | None = None  # refused, though the move before it was answered with 2xx
+    promised: Ticket | None = None  # the highest entry that somebody was told of
     lock: int | None = 0
     late: tuple[tuple[Message, ...], ...] = ()  # what dead connections may still deliver
     replica: Redis | None = None  # an older Redis that may take over
