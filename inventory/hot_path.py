@@ -184,6 +184,7 @@ class HotPath:
         confirmations: Confirmations | None = None,
     ) -> None:
         self._confirmations = confirmations
+        self._looked_up = (0, NONE_KNOWN)
         self._redis = redis
         self._loader = loader
         self._watch = watch
@@ -256,7 +257,8 @@ class HotPath:
         row = self._watch.row
         applied = Position(row.applied_m, row.applied_digest) if row is not None and row.epoch == epoch else NONE_KNOWN
         named = self._confirmations.known(epoch) if self._confirmations is not None else NONE_KNOWN
-        known = max(applied, named)
+        looked_up = self._looked_up[1] if self._looked_up[0] == epoch else NONE_KNOWN
+        known = max(applied, named, looked_up)
         return known if known.m else NONE_KNOWN
 
     async def _call_without_reserves(
@@ -303,6 +305,10 @@ class HotPath:
         loaded: LoadedKeys | Failure | None = None
         if refs[False] or refs[True]:
             found = await self._attempt(self._loader.look_up(list(refs[False]), list(refs[True])))
+            if isinstance(found, LookUp):
+                # A record may come from an entry that only MySQL has any more: the call must not mix it with older ones.
+                seen = (found.epoch, Position(found.applied_m, found.applied_digest))
+                self._looked_up = max(self._looked_up, seen)
         if keys:
             loaded = await self._attempt(self._loader.load_keys(list(keys)))
         decisions: list[Decision | None] = []

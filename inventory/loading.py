@@ -38,6 +38,7 @@ class LookUp(NamedTuple):
 
     epoch: int
     applied_m: int
+    applied_digest: str
     orders: frozenset[Ref]
     """Found whole and offered to Redis."""
     requests: frozenset[Ref]
@@ -76,16 +77,19 @@ class _Order(NamedTuple):
     line_count: int
 
 
+_State = tuple[int, int, str]
+"""(epoch, applied_m, applied_digest)."""
+
+
 class _Reading(NamedTuple):
     """Rows found by reference, and the oldest state of the shard that they were read in."""
 
-    state: tuple[int, int]
-    """(epoch, applied_m)."""
+    state: _State
     any_parked: bool
     rows: dict[Ref, tuple[Any, ...]]
 
 
-_NEWEST: Final = (limits.EXACT_INTEGER_MAX, limits.EXACT_INTEGER_MAX)
+_NEWEST: Final = (limits.EXACT_INTEGER_MAX, limits.EXACT_INTEGER_MAX, "")
 
 
 def _pieces(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
@@ -164,10 +168,10 @@ class Loader:
             answer = await self._database.fetch_all(statement, (tuple(piece), self._shard))
             if not answer:
                 raise NoSuchShard(f"no row for shard {self._shard}: run `stockgate migrate`")
-            epoch, applied_m, parked = answer[0][:3]
-            state = min(state, (epoch, applied_m))
+            epoch, applied_m, applied_digest, parked = answer[0][:4]
+            state = min(state, (epoch, applied_m, applied_digest))
             any_parked = any_parked or bool(parked)
-            rows |= {(row[3], row[4]): row[3:] for row in answer if row[3] is not None}
+            rows |= {(row[4], row[5]): row[4:] for row in answer if row[4] is not None}
         return _Reading(state, any_parked, rows)
 
     async def _parked(self, refs: Sequence[Ref]) -> dict[Ref, list[str]]:
@@ -177,9 +181,7 @@ class Loader:
                 parked.setdefault((tenant, ref), []).append(inventory_key)
         return parked
 
-    async def _offer_orders(
-        self, state: tuple[int, int], orders: Iterable[_Order]
-    ) -> tuple[frozenset[Ref], frozenset[Ref]]:
+    async def _offer_orders(self, state: _State, orders: Iterable[_Order]) -> tuple[frozenset[Ref], frozenset[Ref]]:
         """Write orders with all their lines where Redis has none of them; returns those whole, and those that are not.
 
         The lines are read after the headers. They can only be newer if the order changed in this epoch after `state`:
@@ -205,7 +207,7 @@ class Loader:
                 await self._offer(names, records, [state[1], packed, []])
         return frozenset(whole), frozenset(damaged)
 
-    async def _offer_requests(self, state: tuple[int, int], rows: Sequence[tuple[Any, ...]]) -> None:
+    async def _offer_requests(self, state: _State, rows: Sequence[tuple[Any, ...]]) -> None:
         names = EpochKeys(self._shard, state[0])
         for piece in _pieces(rows, limits.LOAD_ORDERS_MAX):
             packed = [(*row[:4], row[4:]) for row in piece]

@@ -187,13 +187,15 @@ class World:
     async def apply(self) -> int:
         """Apply everything of the log that MySQL lacks; returns applied_m."""
         row = await self.shard_row()
-        applied_m = row["applied_m"]
+        applied_m, digest = row["applied_m"], row["applied_digest"]
         async with self.database.transaction() as transaction:
-            for m, _, payload in await self.entries(applied_m):
+            for m, entry_digest, payload in await self.entries(applied_m):
                 for change in decode_changes(payload):
                     await self._apply_change(transaction, m, change)
-                applied_m = m
-            await transaction.execute(Statement("UPDATE shard SET applied_m = %s"), (applied_m,))
+                applied_m, digest = m, entry_digest
+            await transaction.execute(
+                Statement("UPDATE shard SET applied_m = %s, applied_digest = %s"), (applied_m, digest)
+            )
         return applied_m
 
     async def _apply_change(self, transaction: Transaction, m: int, change: Change) -> None:
@@ -292,8 +294,8 @@ class World:
             return await transaction.execute(Statement(text), params)
 
     async def shard_row(self) -> dict[str, Any]:
-        rows = await self.database.fetch_all(Statement("SELECT mode, epoch, applied_m FROM shard"))
-        return dict(zip(("mode", "epoch", "applied_m"), rows[0], strict=True))
+        rows = await self.database.fetch_all(Statement("SELECT mode, epoch, applied_m, applied_digest FROM shard"))
+        return dict(zip(("mode", "epoch", "applied_m", "applied_digest"), rows[0], strict=True))
 
     async def stock(self, *keys: str, available: int = 100) -> None:
         """Make keys with this much to sell."""

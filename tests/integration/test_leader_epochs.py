@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from inventory.hot_path import HotPath
+from inventory.moves import Move
 from inventory.outcomes import Outcome
+from inventory.shard_state import ShardWatch
 from kernel.redis_door import RedisDoor
 from kernel.redis_keys import EpochKeys, register
 from stockgate.servers import Servers
-from tests.integration.leader_world import KEYS, SHARD, LeaderWorld, metric, reserve
+from tests.integration.leader_world import KEYS, SHARD, LeaderWorld, metric, reserve, settle
 
 Copy = list[tuple[str, bytes]]
 
@@ -131,20 +134,23 @@ async def test_what_a_forked_log_holds_is_listed_and_deleted(servers: Servers, t
         async with world.leader():
             await world.decides()
             await world.buy_some(10)
+            assert (await world.path.decide([reserve("held", KEYS[0])])).m == 11
             await world.quiet()
             old = await copy_redis(world)
+            unaware = ShardWatch(world.database, SHARD)
+            await unaware.refresh()
             await world.buy_some(10)
             await world.quiet()
-        # Nobody leads. Redis comes back as it was, and a gateway that does not know goes on with it.
+        # Nobody leads. Redis comes back as it was, and a gateway that has heard nothing since goes on with it.
         await replace_redis(world, old)
-        decided = await world.path.decide([reserve("forked", KEYS[0])])
-        assert decided.m == 11
+        gateway = HotPath(world.settings, world.redis, world.loader, unaware)
+        assert (await gateway.decide([settle(Move.RELEASE, "held")])).m == 12
         async with world.leader():
             await world.decides(beyond_epoch=1)
-            assert (await world.query("SELECT COUNT(*) FROM inventory_ledger WHERE ref = 'forked'"))[0][0] == 0
+            assert await world.query("SELECT kind FROM inventory_ledger WHERE ref = 'held'") == [(Move.RESERVE,)]
 
             async def listed() -> bool:
-                return bool(await world.query("SELECT 1 FROM stale_event WHERE epoch = 1 AND m = 11"))
+                return bool(await world.query("SELECT 1 FROM stale_event WHERE epoch = 1 AND m = 12"))
 
             await world.until(listed, "the forked entry is listed")
 

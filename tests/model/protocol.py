@@ -139,7 +139,9 @@ class Protocol:
             return
         for space in state.redis.spaces:
             # Without a lookup any epoch will do: who knows how old its knowledge is?
-            if space.fenced or not self._speaks_of(request.lookup, space) or self._has_forgotten(state, space):
+            if space.fenced or not self._speaks_of(request.lookup, space):
+                continue
+            if self.known_named and any(_has_forgotten(space, known) for known in _known(state, request)):
                 continue
             decision = self._decide(space, request)
             if decision.space is not None:
@@ -152,7 +154,8 @@ class Protocol:
         sql = state.mysql
         if request.lookup is None:
             if sql.hot:
-                lookup = Lookup(sql.epoch, sql.applied_m, sql.quantities, len(sql.ledger), sql.lines[request.order])
+                line = sql.lines[request.order]
+                lookup = Lookup(sql.epoch, sql.applied_m, sql.applied_digest, sql.quantities, len(sql.ledger), line)
                 yield Step(
                     f"{who} looks up: epoch {lookup.epoch}, applied {lookup.applied_m}, "
                     f"order {lookup.line or 'unknown'}, available {lookup.quantities.available}",
@@ -171,15 +174,6 @@ class Protocol:
 
     def _speaks_of(self, lookup: Lookup | None, space: Space) -> bool:
         return lookup is None or lookup.epoch == space.epoch or not self.lookup_epoch
-
-    def _has_forgotten(self, state: State, space: Space) -> bool:
-        """Whether this Redis came back without an entry that gateways have heard named."""
-        promised = state.promised
-        if promised is None or not self.known_named or space.epoch > promised.epoch:
-            return False
-        return space.epoch < promised.epoch or not (
-            promised.m <= space.mark or space.holds(promised.m, promised.digest)
-        )
 
     def _decide(self, space: Space, request: Request) -> Decision:
         """The script: load what was looked up, decide, append one entry."""
@@ -725,6 +719,21 @@ def _unknown(state: State, request: Request) -> State:
         return state
     again = Client(client.at, client.attempt + 1)
     return state._replace(clients=_put(state.clients, request.order, again))
+
+
+def _known(state: State, request: Request) -> Iterator[Ticket]:
+    """Entries that a gateway knows to be confirmed: heard named, or applied in the row that it read with an order."""
+    if state.promised:
+        yield state.promised
+    if request.lookup:
+        yield Ticket(request.lookup.epoch, request.lookup.applied_m, request.lookup.applied_digest)
+
+
+def _has_forgotten(space: Space, known: Ticket) -> bool:
+    """Whether this Redis came back without an entry that is known to be confirmed."""
+    if space.epoch != known.epoch:
+        return space.epoch < known.epoch
+    return known.m > space.mark and not space.holds(known.m, known.digest)
 
 
 def _names(leader: Leader, ticket: Ticket) -> bool:

@@ -182,6 +182,7 @@ class Lookup(NamedTuple):
 
     epoch: int
     applied_m: int
+    applied_digest: str
     quantities: Quantities
     seq: int
     line: Kind | None
