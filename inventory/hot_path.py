@@ -184,7 +184,6 @@ class HotPath:
         confirmations: Confirmations | None = None,
     ) -> None:
         self._confirmations = confirmations
-        self._looked_up = (0, NONE_KNOWN)
         self._redis = redis
         self._loader = loader
         self._watch = watch
@@ -214,12 +213,10 @@ class HotPath:
         row and asks once more if that names a newer one, since nothing was decided. A call whose reply is lost is not
         repeated: its operations fail `unknown`, and repeating is up to the caller.
         """
-        named_in = self._confirmations.epoch if self._confirmations is not None else 0
         epoch = self._watch.hot_epoch
-        if not epoch or epoch < named_in:
+        if not epoch or epoch < self._newest_epoch():
             epoch = await self._epoch_now()
-        # What was named in a newer epoch proves that this one is over, whatever a Redis that came back says of it.
-        if not epoch or epoch < named_in:
+        if not epoch:
             return _nothing_decided(CallStatus.NO_HEAD, 0, ops, _CLOSED)
         called = await self._call_in(epoch, ops, proven_in, term)
         if called.status in {CallStatus.NO_HEAD, CallStatus.FENCED, CallStatus.NOT_CONTINUATION}:
@@ -229,11 +226,15 @@ class HotPath:
         return called
 
     async def _epoch_now(self) -> int:
-        """The epoch in which Redis decides by the row as it is now; the one known so far if MySQL does not answer."""
+        """The epoch in which Redis decides by the row as it is now; the one known so far if MySQL does not answer.
+
+        0 where nobody decides, or a newer one is known of than the row that was read last.
+        """
         with suppress(StockgateError, TimeoutError):
             async with asyncio.timeout(EPOCH_LIMIT_S):
                 await self._watch.refresh()
-        return self._watch.hot_epoch
+        epoch = self._watch.hot_epoch
+        return epoch if epoch == self._newest_epoch() else 0
 
     async def _call_in(self, epoch: int, ops: Sequence[Operation], proven_in: int, term: int) -> Called:
         if proven_in != epoch:
@@ -253,13 +254,22 @@ class HotPath:
             return _nothing_decided(CallStatus.DECIDED, epoch, ops, Failure("UNAVAILABLE", "unknown", str(bug)))
 
     def _known(self, epoch: int) -> Position:
-        """The highest entry of `epoch` that this process knows to be confirmed: named to it, or applied by the row."""
+        """The highest entry of `epoch` that this process knows to be confirmed: named to it, or applied in MySQL.
+
+        What was read from MySQL in order to be loaded counts: it may come of an entry that Redis has lost, and a call
+        must not mix it with what is older.
+        """
         row = self._watch.row
-        applied = Position(row.applied_m, row.applied_digest) if row is not None and row.epoch == epoch else NONE_KNOWN
+        polled = Position(row.applied_m, row.applied_digest) if row is not None and row.epoch == epoch else NONE_KNOWN
+        read_in, read = self._loader.applied
         named = self._confirmations.known(epoch) if self._confirmations is not None else NONE_KNOWN
-        looked_up = self._looked_up[1] if self._looked_up[0] == epoch else NONE_KNOWN
-        known = max(applied, named, looked_up)
+        known = max(polled, named, read if read_in == epoch else NONE_KNOWN)
         return known if known.m else NONE_KNOWN
+
+    def _newest_epoch(self) -> int:
+        """The highest epoch that this process has heard of. Those before it are over, whatever Redis says of them."""
+        named_in = self._confirmations.epoch if self._confirmations is not None else 0
+        return max(self._watch.hot_epoch, named_in, self._loader.applied[0])
 
     async def _call_without_reserves(
         self, header: CallHeader, ops: Sequence[Operation], refused: StoreRefused
@@ -305,10 +315,6 @@ class HotPath:
         loaded: LoadedKeys | Failure | None = None
         if refs[False] or refs[True]:
             found = await self._attempt(self._loader.look_up(list(refs[False]), list(refs[True])))
-            if isinstance(found, LookUp):
-                # A record may come from an entry that only MySQL has any more: the call must not mix it with older ones.
-                seen = (found.epoch, Position(found.applied_m, found.applied_digest))
-                self._looked_up = max(self._looked_up, seen)
         if keys:
             loaded = await self._attempt(self._loader.load_keys(list(keys)))
         decisions: list[Decision | None] = []

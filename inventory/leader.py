@@ -71,6 +71,7 @@ class Leader:
         self._name = f"{name}.{shard}"
         self._log: FilteringBoundLogger = get_logger().bind(shard=shard)
         self._reign: Reign | None = None
+        self._ending = False
         self._broken_at: tuple[int, int] | None = None
         self._noted = ""
         self._changes = 0
@@ -86,11 +87,16 @@ class Leader:
         async with asyncio.TaskGroup() as group:
             standing = group.create_task(self._stand(stop), name="leader")
             asked = group.create_task(stop.wait(), name="asked to end")
-            await asyncio.wait((standing, asked), return_when=asyncio.FIRST_COMPLETED)
-            if not stop.is_set():
-                # Nobody would miss a candidate that ends in silence before the last one has.
-                raise RuntimeError("the candidate has ended though nobody asked it to")
-            await self._finish()
+            try:
+                await asyncio.wait((standing, asked), return_when=asyncio.FIRST_COMPLETED)
+                if not stop.is_set():
+                    # Nobody would miss a candidate that ends in silence before the last one has.
+                    raise RuntimeError("the candidate has ended though nobody asked it to")
+                await self._finish()
+            finally:
+                # Said before anything is cancelled: where a part fails at that very moment, its group raises the failure
+                # in place of the cancellation, and who takes that for a reason to begin anew would lead for ever.
+                self._ending = True
             standing.cancel()
 
     async def _finish(self) -> None:
@@ -107,6 +113,8 @@ class Leader:
                 await self._stand_once()
             except Exception as failure:  # noqa: BLE001 - whatever it was, the next try begins from what the stores say
                 self._note(failure)
+            if self._ending:
+                return
             pause = START_ANEW_PAUSE_S if self._changes > changes else OUT_OF_REACH_PAUSE_S
             await asyncio.sleep(random.uniform(*pause))
 
@@ -146,7 +154,8 @@ class Leader:
             row = await steps.begin_term()
             self._begins(row)
             try:
-                while True:
+                # The end of an epoch may hide a cancellation that comes with it, as above.
+                while not self._ending and not publisher.closed.done():
                     await watch.refresh()
                     await self._govern(steps, row, doors, hot_path)
                     row = await self._read_own_row(row.term)

@@ -38,7 +38,6 @@ class LookUp(NamedTuple):
 
     epoch: int
     applied_m: int
-    applied_digest: str
     orders: frozenset[Ref]
     """Found whole and offered to Redis."""
     requests: frozenset[Ref]
@@ -77,19 +76,16 @@ class _Order(NamedTuple):
     line_count: int
 
 
-_State = tuple[int, int, str]
-"""(epoch, applied_m, applied_digest)."""
-
-
 class _Reading(NamedTuple):
     """Rows found by reference, and the oldest state of the shard that they were read in."""
 
-    state: _State
+    state: tuple[int, int]
+    """(epoch, applied_m)."""
     any_parked: bool
     rows: dict[Ref, tuple[Any, ...]]
 
 
-_NEWEST: Final = (limits.EXACT_INTEGER_MAX, limits.EXACT_INTEGER_MAX, "")
+_NEWEST: Final = (limits.EXACT_INTEGER_MAX, limits.EXACT_INTEGER_MAX)
 
 
 def _pieces(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
@@ -123,6 +119,8 @@ class Loader:
         self._database = database
         self._redis = redis
         self._shard = shard
+        self.applied = (0, Position(0, ""))
+        """The newest state of the shard that was read: epoch, and the last entry that MySQL had applied of it."""
         self._load_keys = lua.load("load_keys")
         self._load_orders = lua.load("load_orders")
         self._read_keys = lua.load("read_keys")
@@ -169,7 +167,8 @@ class Loader:
             if not answer:
                 raise NoSuchShard(f"no row for shard {self._shard}: run `stockgate migrate`")
             epoch, applied_m, applied_digest, parked = answer[0][:4]
-            state = min(state, (epoch, applied_m, applied_digest))
+            self._learn(epoch, Position(applied_m, applied_digest))
+            state = min(state, (epoch, applied_m))
             any_parked = any_parked or bool(parked)
             rows |= {(row[4], row[5]): row[4:] for row in answer if row[4] is not None}
         return _Reading(state, any_parked, rows)
@@ -181,7 +180,9 @@ class Loader:
                 parked.setdefault((tenant, ref), []).append(inventory_key)
         return parked
 
-    async def _offer_orders(self, state: _State, orders: Iterable[_Order]) -> tuple[frozenset[Ref], frozenset[Ref]]:
+    async def _offer_orders(
+        self, state: tuple[int, int], orders: Iterable[_Order]
+    ) -> tuple[frozenset[Ref], frozenset[Ref]]:
         """Write orders with all their lines where Redis has none of them; returns those whole, and those that are not.
 
         The lines are read after the headers. They can only be newer if the order changed in this epoch after `state`:
@@ -207,7 +208,7 @@ class Loader:
                 await self._offer(names, records, [state[1], packed, []])
         return frozenset(whole), frozenset(damaged)
 
-    async def _offer_requests(self, state: _State, rows: Sequence[tuple[Any, ...]]) -> None:
+    async def _offer_requests(self, state: tuple[int, int], rows: Sequence[tuple[Any, ...]]) -> None:
         names = EpochKeys(self._shard, state[0])
         for piece in _pieces(rows, limits.LOAD_ORDERS_MAX):
             packed = [(*row[:4], row[4:]) for row in piece]
@@ -240,7 +241,12 @@ class Loader:
         answer = await self._database.fetch_all(self._select_balances, (tuple(keys), self._shard))
         if not answer:
             raise NoSuchShard(f"no row for shard {self._shard}: run `stockgate migrate`")
-        return answer[0][0], [row[1:] for row in answer if row[1] is not None]
+        epoch, applied_m, applied_digest = answer[0][:3]
+        self._learn(epoch, Position(applied_m, applied_digest))
+        return epoch, [row[3:] for row in answer if row[3] is not None]
+
+    def _learn(self, epoch: int, applied: Position) -> None:
+        self.applied = max(self.applied, (epoch, applied))
 
     async def read_balances(self, epoch: int, known: Position, keys: Sequence[str]) -> dict[str, ReadBalance]:
         """Read keys without loading them: from Redis in `epoch` (0 = not at all), the rest from MySQL.

@@ -82,8 +82,14 @@ async def test_a_naming_that_nobody_heard_is_asked_for(world: World) -> None:
         done, pending = await asyncio.wait(waiting, timeout=1)
         assert sum(task.result() for task in done) == 12
         assert len(pending) == 8
+        epoch, m, digest = wanted[11]
+        assert gateway.confirmations.known(epoch) == (m, digest), (
+            "what was learned by asking is known like what was heard"
+        )
         await world.name(said=False)
         assert all(await asyncio.gather(*pending))
+        assert gateway.confirmations.known(epoch) == wanted[-1][1:]
+        assert gateway.confirmations.known(epoch + 1) == (0, "")
 
 
 async def test_one_missed_naming_among_many_is_asked_for_without_waiting_for_silence(world: World) -> None:

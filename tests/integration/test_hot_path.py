@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from inventory.hot_path import Failure, Need
+from inventory.hot_path import Failure, HotPath, Need
+from inventory.loading import Loader
 from inventory.moves import LineState, Move
 from inventory.operations import Operation, Result
 from inventory.outcomes import CallStatus
+from inventory.shard_state import ShardWatch
 from kernel import limits
+from kernel.redis_keys import EpochKeys
 from stockgate.servers import Servers
 from tests.integration.hot_world import (
     Pause,
@@ -338,6 +341,47 @@ async def test_a_redis_without_what_was_promised_last_decides_nothing(world: Wor
         await world.fence()
         await world.open_epoch()
         assert await decide(promised, read("a"), reserve("c")) == ["DONE", "DONE"]
+
+
+async def test_a_record_that_only_mysql_has_is_not_mixed_with_an_older_redis(world: World) -> None:
+    """A gateway that has heard nothing: what it finds when it looks an order up tells it what Redis has lost."""
+    await world.stock("k1")
+    unaware = ShardWatch(world.database, world.shard)
+    async with world.gateway() as gateway:
+        assert await decide(gateway, reserve("a")) == ["DONE"]
+        await world.apply()
+        await unaware.refresh()
+        older = await world.image()
+        assert await decide(gateway, reserve("b")) == ["DONE"]
+        await world.apply()
+        await world.go_back_to(older)
+        path = HotPath(world.settings, world.redis, Loader(world.database, world.redis, world.shard), unaware)
+        assert outcomes((await path.decide([read("a")])).decisions) == ["DONE"]
+        # The units of a would do for b.
+        assert outcomes((await path.decide([confirm("b")])).decisions) == ["SHARD_CLOSED not_executed"]
+    assert len(await world.changes()) == 1
+
+
+async def test_an_epoch_is_over_once_an_entry_of_a_newer_one_was_named(world: World) -> None:
+    """Redis comes back from before the epoch was opened, and its names look as if it were hot."""
+    await world.stock("k1")
+    unaware = ShardWatch(world.database, world.shard)
+    async with world.gateway() as gateway, world.naming():
+        assert outcomes((await gateway.batcher.submit([reserve("a")])).results) == ["DONE"]
+        await world.apply()
+        await unaware.refresh()
+        older = await world.image()
+        first = world.epoch
+        await world.fence()
+        await world.open_epoch()
+    async with world.gateway() as gateway, world.naming():
+        assert outcomes((await gateway.batcher.submit([confirm("a")])).results) == ["DONE"]
+        assert gateway.confirmations.epoch == world.epoch > first
+        await world.go_back_to(older)
+        path = HotPath(world.settings, world.redis, gateway.loader, unaware, gateway.confirmations)
+        assert unaware.hot_epoch == first
+        assert outcomes((await path.decide([confirm("a")])).decisions) == ["SHARD_CLOSED not_executed"]
+        assert int(await world.redis.command("HGET", EpochKeys(world.shard, first).head, "m")) == 1
 
 
 # --- stores in trouble --------------------------------------------------------------------------------------------------

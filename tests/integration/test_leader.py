@@ -3,11 +3,16 @@
 import asyncio
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from inventory.leader import Leader
+from kernel.amqp_door import Publisher
+from kernel.metrics import Metrics
+from kernel.settings import Settings
 from stockgate.servers import Servers
-from tests.integration.leader_world import LeaderWorld, metric
+from tests.integration.leader_world import SHARD, LeaderWorld, metric
 
 
 async def test_the_first_start_ever_opens_epoch_one(servers: Servers, tmp_path: Path) -> None:
@@ -81,3 +86,33 @@ async def test_a_paused_leader_has_no_effect_when_it_goes_on(servers: Servers, t
             assert (await world.row())["term"] == row["term"]
         assert paused.child.alive()
         await world.check()
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_leader_that_is_to_end_ends_though_its_connection_breaks_at_that_moment(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """A group of tasks raises what failed in it in place of the cancellation that came with it."""
+    publishers: list[Publisher] = []
+    connect = Publisher.connect
+
+    async def noted(settings: Settings, *, name: str, **more: Any) -> Publisher:
+        publisher = await connect(settings, name=name, **more)
+        if name == f"leader.{SHARD}":
+            publishers.append(publisher)
+        return publisher
+
+    monkeypatch.setattr(Publisher, "connect", noted)
+    async with LeaderWorld.open(servers, tmp_path) as world:
+        leader = Leader(world.settings, SHARD, database=world.database, metrics=Metrics())
+        leading = asyncio.create_task(leader.run(asyncio.Event()))
+        await world.decides()
+        publishers[-1].abandon()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        leading.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.gather(leading, return_exceptions=True)
+        assert leading.done()
+        assert len(publishers) == 1, "it has not begun anew"
+        assert not leader.status.leading

@@ -10,12 +10,14 @@ from tests.model.state import Faults, Guard, Kind
 _HELD: tuple[Kind, ...] = ("reserve",)
 _CANCELLED: tuple[Kind, ...] = ("reserve", "release")
 _PAID: tuple[Kind, ...] = ("reserve", "confirm")
+_UNKNOWN: tuple[Kind, ...] = ("release",)  # of an order that nobody made: it loads the key and is refused
 _RETURNED: tuple[Kind, ...] = ("reserve", "confirm", "return")
 
 _OPENED = Configuration("two loaders", (_HELD, _HELD), Faults())
 _EMPTIED = Configuration("empty Redis", (_HELD, _HELD), Faults(1, empties=1))
 _REVERTED = Configuration("lost tail", (_HELD, _HELD), Faults(1, reverts=1))
 _REVERTED_PAID = Configuration("lost tail, paid", (_PAID, _HELD), Faults(1, reverts=1))
+_REVERTED_ASKED = Configuration("lost tail, found in MySQL", (_PAID, _UNKNOWN), Faults(2, reverts=1, gateway_crashes=1))
 _PURGED = Configuration("hole in the queue", (_CANCELLED, _HELD), Faults(1, purges=1))
 _REBUILT = Configuration("rebuild", (_CANCELLED, _HELD), Faults(1, rebuilds=1))
 _EVICTED = Configuration("repeats and eviction", (_CANCELLED, _HELD), Faults(1, repeats=1), evicts=True)
@@ -39,6 +41,7 @@ NEEDED: dict[Guard, Configuration] = {
     Guard.LOOKUP_FRESH: _EVICTED,
     Guard.LOOKUP_EPOCH: _REBUILT,
     Guard.KNOWN_NAMED: _REVERTED_PAID,
+    Guard.KNOWN_APPLIED: _REVERTED_ASKED,
     Guard.FILTER_EVICTED: _FILTERED,
     Guard.FILTER_COMPLETE: _FILTERED_ANEW,
 }

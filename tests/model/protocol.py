@@ -81,6 +81,7 @@ class Protocol:
         self.lookup_fresh = holds[Guard.LOOKUP_FRESH]
         self.lookup_epoch = holds[Guard.LOOKUP_EPOCH]
         self.known_named = holds[Guard.KNOWN_NAMED]
+        self.known_applied = holds[Guard.KNOWN_APPLIED]
         self.filter_evicted = holds[Guard.FILTER_EVICTED]
         self.filter_complete = holds[Guard.FILTER_COMPLETE]
         self._drained: dict[tuple[MySQL, tuple[Message, ...]], MySQL] = {}
@@ -141,7 +142,7 @@ class Protocol:
             # Without a lookup any epoch will do: who knows how old its knowledge is?
             if space.fenced or not self._speaks_of(request.lookup, space):
                 continue
-            if self.known_named and any(_has_forgotten(space, known) for known in _known(state, request)):
+            if any(_has_forgotten(space, known) for known in self._known(state, request)):
                 continue
             decision = self._decide(space, request)
             if decision.space is not None:
@@ -171,6 +172,16 @@ class Protocol:
         """Whether the filter proves that MySQL does not know an order that Redis does not know."""
         complete = space.scanned == len(space.orders) or not self.filter_complete
         return self.configuration.filters and complete and order not in space.filtered
+
+    def _known(self, state: State, request: Request) -> Iterator[Ticket]:
+        """Entries that a gateway knows to be confirmed: heard named, or applied in the row that it read with an order.
+
+        Simpler than the gateways are, who may have missed what others heard: see the page on what a refusal means.
+        """
+        if state.promised and self.known_named:
+            yield state.promised
+        if request.lookup and self.known_applied:
+            yield Ticket(request.lookup.epoch, request.lookup.applied_m, request.lookup.applied_digest)
 
     def _speaks_of(self, lookup: Lookup | None, space: Space) -> bool:
         return lookup is None or lookup.epoch == space.epoch or not self.lookup_epoch
@@ -216,8 +227,14 @@ class Protocol:
 
     def _decided(self, state: State, request: Request, before: Space, decision: Decision, after: Space) -> State:
         state = _with_space(state, before, after)
+        # What is answered rests on the row that was read, and on what the head calls confirmed: that was named.
+        marked = after.entry(after.mark)
+        for known in self._known(state, request):
+            state = _promised(state, known)
         if decision.ticket:
             return _with_request(state, request, request._replace(ticket=decision.ticket))
+        if marked:
+            state = _promised(state, Ticket(after.epoch, after.mark, marked.digest))
         return self._answered(state, request, accepted=decision.accepted)
 
     def _waiting_steps(self, state: State, request: Request, ticket: Ticket, who: str) -> Iterator[Step]:
@@ -248,8 +265,8 @@ class Protocol:
         answer = (request.order, request.kind)
         if accepted and answer not in state.answered:
             state = state._replace(answered=tuple(sorted((*state.answered, answer))))
-        if accepted and request.ticket is not None and (state.promised is None or request.ticket > state.promised):
-            state = state._replace(promised=request.ticket)
+        if accepted and request.ticket is not None:
+            state = _promised(state, request.ticket)
         if not client.waits or (program[client.at], client.attempt) != request[1:3]:
             return state  # its client has given this attempt up: nobody hears the answer
         if not accepted and client.at:
@@ -721,12 +738,8 @@ def _unknown(state: State, request: Request) -> State:
     return state._replace(clients=_put(state.clients, request.order, again))
 
 
-def _known(state: State, request: Request) -> Iterator[Ticket]:
-    """Entries that a gateway knows to be confirmed: heard named, or applied in the row that it read with an order."""
-    if state.promised:
-        yield state.promised
-    if request.lookup:
-        yield Ticket(request.lookup.epoch, request.lookup.applied_m, request.lookup.applied_digest)
+def _promised(state: State, known: Ticket) -> State:
+    return state if state.promised and state.promised >= known else state._replace(promised=known)
 
 
 def _has_forgotten(space: Space, known: Ticket) -> bool:

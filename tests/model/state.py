@@ -38,6 +38,7 @@ class Guard(StrEnum):
     LOOKUP_FRESH = "lookup_fresh"
     LOOKUP_EPOCH = "lookup_epoch"
     KNOWN_NAMED = "known_named"
+    KNOWN_APPLIED = "known_applied"
     # Of the filter (docs/adr/0008).
     FILTER_EVICTED = "filter_evicted"
     FILTER_COMPLETE = "filter_complete"
