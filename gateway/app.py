@@ -77,7 +77,10 @@ async def open_state(settings: Settings, lifecycle: Lifecycle) -> AsyncGenerator
     hot_path = HotPath(settings, deciding, Loader(database, loading, SHARD), watch, confirmations)
     metrics.namings_missed_total.tell(lambda: confirmations.missed)
     batcher = Batcher(settings, hot_path, confirmations, metrics)
-    leader = Leader(settings, SHARD, database=leader_database, metrics=metrics, name="gateway.leader")
+    # Who leads hears of his own confirms at once; the others when he has named them.
+    leader = Leader(
+        settings, SHARD, database=leader_database, metrics=metrics, name="gateway.leader", tell=confirmations.take
+    )
     checks = [watched_redis(looking, settings), watched_mysql(database)]
     if settings.run_leader:
         # Who does not lead needs no way to the broker.

@@ -1,8 +1,10 @@
 """Gathers the operations of many requests into few script calls, and answers each request when its own are done.
 
-One call is in flight; what arrives meanwhile, and until its entry is named, makes the next one. What needs MySQL first
-waits in a line of its own, so that it never stands before what Redis can decide alone. Between requests only this order
-counts: who was answered comes before who asked after that. Within a request operations keep their order.
+One call is in flight; what arrives meanwhile, and until its entry is named, makes the next one. Under load two halves take
+turns: a call takes half of all that is open, so that Redis decides the one half while this process answers and reads the
+other. What needs MySQL first waits in a line of its own, so that it never stands before what Redis can decide alone.
+Between requests only this order counts: who was answered comes before who asked after that. Within a request operations
+keep their order.
 
 A request has neither a task nor, unless somebody awaits it, a future: it is told. An answer that promises something waits
 until the leader has named the call's entry (`ack=broker`): one waiter per call, for all its requests.
@@ -31,6 +33,8 @@ LOOK_UPS_IN_FLIGHT: Final = 2
 GATHER_S: Final = 0.01
 """How long a batch may wait for the one before it to be answered. A call, its entry and its naming cost the same for one
 operation as for many: under load fewer and larger ones are what leaves the machine free."""
+SHARE_MIN: Final = 8
+"""So many operations are worth a call of their own while those before them wait for their naming."""
 SWEEP_S: Final = 0.05
 """How far past its deadline a request may be answered."""
 
@@ -108,15 +112,16 @@ class _Line:
         """Whether waiting longer would not make what leaves next larger."""
         return self.operations >= self._operations_max or self._lines >= self._lines_max
 
-    def take(self) -> list[_Request]:
-        """Take as many requests as fit; one that alone does not fit comes alone."""
+    def take(self, operations_max: int) -> list[_Request]:
+        """Take as many requests as fit and have no more operations than this; one that alone does not fit comes alone."""
+        operations_max = min(operations_max, self._operations_max)
         taken: list[_Request] = []
         operations = lines = 0
         requests = self._requests
         while requests:
             request = requests[0]
             count = len(request.undecided)
-            if taken and (operations + count > self._operations_max or lines + request.lines > self._lines_max):
+            if taken and (operations + count > operations_max or lines + request.lines > self._lines_max):
                 break
             requests.popleft()
             self.operations -= len(request.ops)
@@ -162,6 +167,8 @@ class Batcher:
         """Calls whose requests wait for the naming of their entry."""
         self._progress = asyncio.Event()
         """Set whenever a batch may be allowed to begin."""
+        self._untaken: deque[tuple[Sequence[_Request], Called]] = deque()
+        """Replies that nobody has been told of yet."""
         self._draining = False
         self._emptied = asyncio.Event()
         self._batch_operations = metrics.batch_operations
@@ -218,7 +225,7 @@ class Batcher:
         self._open[request] = None
         self._open_operations += len(ops)
         line.put(request)
-        if line.full:
+        if line.full or (line is self._ready and line.operations >= self._share):
             self._progress.set()
         return request
 
@@ -247,12 +254,14 @@ class Batcher:
         """Serve until cancelled. Requests that are open then are answered with what is known of them."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._call_for_ever())
+                tasks.create_task(self._call_for_ever(tasks))
                 for _ in range(LOOK_UPS_IN_FLIGHT):
                     tasks.create_task(self._look_up_for_ever())
                 tasks.create_task(self._sweep_for_ever())
         finally:
             self._draining = True
+            while self._untaken:
+                self._take_called(*self._untaken.popleft())
             for request in list(self._open):
                 self._give_up(request, "this gateway is shutting down")
             self._counters.flush()
@@ -290,29 +299,36 @@ class Batcher:
         request.undecided, request.unnamed = [], []
         self._answer_if_done(request)
 
-    async def _gather(self, line: _Line, under_way: Callable[[], bool]) -> None:
-        """Wait for a first request, then let the batch grow while others are under way, for `GATHER_S` at most."""
+    async def _gather(self, line: _Line, may_grow: Callable[[], bool]) -> None:
+        """Wait for a first request, then let the batch grow while it may, for `GATHER_S` at most."""
         await line.filled()
-        if line.full or not under_way():
+        if line.full or not may_grow():
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(GATHER_S):
-                while under_way() and not line.full:
+                while may_grow() and not line.full:
                     self._progress.clear()
                     await self._progress.wait()
 
-    def _any_under_way(self) -> bool:
+    def _look_up_may_grow(self) -> bool:
         return self._looking_up > 0 or self._unnamed_calls > 0
 
-    def _any_call_under_way(self) -> bool:
-        return self._unnamed_calls > 0
+    def _call_may_grow(self) -> bool:
+        return self._unnamed_calls > 0 and self._ready.operations < self._share
+
+    @property
+    def _share(self) -> int:
+        """How many operations a call takes: half of all that are open. If it took all, everybody would move in step, and
+        Redis and this process wait for each other.
+        """
+        return max(SHARE_MIN, (self._open_operations + 1) // 2)
 
     # --- what MySQL is asked for ----------------------------------------------------------------------------------------
 
     async def _look_up_for_ever(self) -> None:
         while True:
-            await self._gather(self._lacking, self._any_under_way)
-            requests = self._lacking.take()
+            await self._gather(self._lacking, self._look_up_may_grow)
+            requests = self._lacking.take(limits.LOAD_ORDERS_MAX)
             if requests:
                 self._looking_up += 1
                 await self._look_up(requests)
@@ -336,10 +352,10 @@ class Batcher:
 
     # --- the call -------------------------------------------------------------------------------------------------------
 
-    async def _call_for_ever(self) -> None:
+    async def _call_for_ever(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            await self._gather(self._ready, self._any_call_under_way)
-            requests = self._ready.take()
+            await self._gather(self._ready, self._call_may_grow)
+            requests = self._ready.take(self._share)
             # A process that was stopped for a while must not send what its callers gave up long ago.
             now = self._clock.monotonic()
             for request in requests:
@@ -347,9 +363,15 @@ class Batcher:
                     self._give_up(request, "no answer within the deadline")
             requests = [request for request in requests if not request.done]
             if requests:
-                await self._call(requests)
+                self._untaken.append((requests, await self._call(requests)))
+                # What is ready is sent first: Redis is busy with it while these are answered.
+                tasks.create_task(self._take_next())
 
-    async def _call(self, requests: Sequence[_Request]) -> None:
+    async def _take_next(self) -> None:
+        if self._untaken:
+            self._take_called(*self._untaken.popleft())
+
+    async def _call(self, requests: Sequence[_Request]) -> Called:
         epoch = self._path.epoch
         ops: list[Operation] = []
         for group, request in enumerate(requests):
@@ -366,7 +388,7 @@ class Batcher:
         called = await self._path.call(ops, proven_in=epoch)
         self._batch_operations.observe(len(ops))
         self._batch_seconds.observe(self._clock.monotonic() - began)
-        self._take_called(requests, called)
+        return called
 
     def _take_called(self, requests: Sequence[_Request], called: Called) -> None:
         """Give every request its decisions, and send each where it goes next."""

@@ -176,9 +176,10 @@ class Confirmations:
                 except msgspec.MsgspecError:
                     # Not a leader's; entries without a naming are asked for.
                     continue
-                self._take(naming)
+                self.take(naming)
 
-    def _take(self, naming: Naming) -> None:
+    def take(self, naming: Naming) -> None:
+        """Tell all who wait for these entries: named on the channel, or confirmed to the leader in this process."""
         for m, digest in naming.entries:
             entry = (naming.epoch, m)
             if entry not in self._named:

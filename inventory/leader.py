@@ -14,10 +14,12 @@ from typing import Final, NamedTuple, cast
 from structlog.typing import FilteringBoundLogger
 
 from inventory.epochs import Steps
+from inventory.events import Naming
 from inventory.head import ChainBroken, Head, LeadershipLost
 from inventory.hot_path import HotPath
 from inventory.loading import Loader
 from inventory.reign import Doors, Reign
+from inventory.relay import Tell
 from inventory.shard_row import LeaderRow, read_row
 from inventory.shard_state import ShardWatch
 from kernel import failpoints, limits
@@ -42,6 +44,10 @@ RESIGN_LIMIT_S: Final = 2.0
 """A leader that is asked to end waits so long for what it has published to be confirmed and named."""
 
 
+def _tell_nobody(_naming: Naming) -> None:
+    pass
+
+
 class LeaderStatus(NamedTuple):
     """What this process is to the shard now. `term` and `epoch` are 0 where it does not lead."""
 
@@ -62,8 +68,11 @@ class Leader:
         metrics: Metrics,
         clock: Clock = SYSTEM_CLOCK,
         name: str = "leader",
+        tell: Tell = _tell_nobody,
     ) -> None:
+        """`tell` hears what is confirmed before it is named to all, and without the way over Redis."""
         self._settings = settings
+        self._tell = tell
         self.shard = shard
         self._database = database
         self._metrics = metrics
@@ -184,7 +193,14 @@ class Leader:
             await steps.close_lost(row, head, "opening")
             return
         self._reign = Reign(
-            steps=steps, head=head, doors=doors, hot_path=hot_path, metrics=self._metrics, row=row, state=state
+            steps=steps,
+            head=head,
+            doors=doors,
+            hot_path=hot_path,
+            metrics=self._metrics,
+            row=row,
+            state=state,
+            tell=self._tell,
         )
         self.status = LeaderStatus(leading=True, term=row.term, epoch=row.epoch)
         self._log.info("leading", term=row.term, epoch=row.epoch, applied_m=row.applied_m, head_m=state.m)

@@ -19,7 +19,7 @@ from inventory.filter_of_orders import FilterOfOrders
 from inventory.head import ChainBroken, Head, HeadState, LeadershipLost, Position
 from inventory.hot_path import HotPath
 from inventory.leftovers import Leftovers
-from inventory.relay import Relay
+from inventory.relay import Relay, Tell
 from inventory.resend import Resend
 from inventory.shard_row import LeaderRow, read_row
 from inventory.upkeep import Upkeep
@@ -69,6 +69,7 @@ class Reign:
         metrics: Metrics,
         row: LeaderRow,
         state: HeadState,
+        tell: Tell,
     ) -> None:
         settings = steps.settings
         self._steps = steps
@@ -90,6 +91,7 @@ class Reign:
             head=head,
             start=applied,
             named_m=max(state.confirmed_m, row.applied_m),
+            tell=tell,
         )
         self._sweeper = Sweeper(
             hot_path=hot_path,

@@ -6,7 +6,7 @@ Whatever is not exactly that is a doubt, and a doubt ends the leadership.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from inventory.events import (
@@ -32,6 +32,10 @@ READ_BYTES_WANTED: Final = 4 * limits.RELAY_MESSAGE_BYTES_MAX
 REDIS_RETRY_S: Final = 0.05
 AFTER_PUBLISH_S: Final = 0.0005
 """When a message has been written, but its confirm cannot be here yet: the place of a failpoint."""
+
+
+Tell = Callable[[Naming], None]
+"""Hears of entries as soon as the broker has confirmed them and every entry before them, in this process alone."""
 
 
 class Entry(NamedTuple):
@@ -76,8 +80,11 @@ class Relay:
     that is away is waited for; whoever watches over the head decides how long.
     """
 
-    def __init__(self, *, publisher: Publisher, reader: RedisDoor, head: Head, start: Position, named_m: int) -> None:
+    def __init__(
+        self, *, publisher: Publisher, reader: RedisDoor, head: Head, start: Position, named_m: int, tell: Tell
+    ) -> None:
         self._publisher = publisher
+        self._tell = tell
         self._reader = reader
         self._head = head
         self._queue = log_queue(head.keys.shard)
@@ -198,8 +205,10 @@ class Relay:
             await task
             failpoints.hit("leader.after_confirm")
             self._slots.release()
-            self._unnamed.extend(entry for entry in entries if entry.m > self.named_m)
-            if self._unnamed:
+            confirmed = [entry for entry in entries if entry.m > self.named_m]
+            if confirmed:
+                self._tell(Naming(self._head.keys.epoch, [(entry.m, entry.digest) for entry in confirmed]))
+                self._unnamed += confirmed
                 self._to_name.set()
 
     async def _name(self) -> None:

@@ -183,6 +183,6 @@ async def test_thousands_wait_cheaply(world: World, servers: Servers) -> None:
     for m, digest in enumerate(digests):
         confirmations.expect(1, m, digest, soon(), tell)
     for first in range(0, 5_000, 50):
-        confirmations._take(Naming(1, [(m, digests[m]) for m in range(first, first + 50)]))
+        confirmations.take(Naming(1, [(m, digests[m]) for m in range(first, first + 50)]))
     assert told == 5_000
     assert confirmations.waiting == 0
