@@ -260,11 +260,13 @@ class Batcher:
                 tasks.create_task(self._sweep_for_ever())
         finally:
             self._draining = True
-            while self._untaken:
-                self._take_called(*self._untaken.popleft())
-            for request in list(self._open):
-                self._give_up(request, "this gateway is shutting down")
-            self._counters.flush()
+            try:
+                while self._untaken:
+                    self._take_called(*self._untaken.popleft())
+            finally:
+                for request in list(self._open):
+                    self._give_up(request, "this gateway is shutting down")
+                self._counters.flush()
 
     async def drain(self) -> None:
         """Take nothing new, and return when everything is answered: at the latest after the last deadline."""
@@ -314,14 +316,15 @@ class Batcher:
         return self._looking_up > 0 or self._unnamed_calls > 0
 
     def _call_may_grow(self) -> bool:
-        return self._unnamed_calls > 0 and self._ready.operations < self._share
+        under_way = self._unnamed_calls > 0 or len(self._untaken) > 0
+        return under_way and self._ready.operations < self._share
 
     @property
     def _share(self) -> int:
-        """How many operations a call takes: half of all that are open. If it took all, everybody would move in step, and
-        Redis and this process wait for each other.
+        """How many operations a call takes: half of all that are open and need no look-up first. If it took all, everybody
+        would move in step, and Redis and this process wait for each other.
         """
-        return max(SHARE_MIN, (self._open_operations + 1) // 2)
+        return max(SHARE_MIN, (self._open_operations - self._lacking.operations + 1) // 2)
 
     # --- what MySQL is asked for ----------------------------------------------------------------------------------------
 
@@ -423,6 +426,7 @@ class Batcher:
             tell = partial(self._entry_named, waiting, self._clock.monotonic())
             self._unnamed_calls += 1
             self._confirmations.expect(called.epoch, called.m, called.digest, latest, tell)
+        self._progress.set()
 
     def _entry_named(self, waiting: Sequence[tuple[_Request, list[int]]], since: float, confirmed: bool | None) -> None:
         """Answer the requests of one call, now that its entry is confirmed, or known not to be."""

@@ -119,7 +119,9 @@ class Leader:
         while not stop.is_set():
             changes = self._changes
             try:
-                await self._stand_once()
+                # In a task of its own, as below: in Python 3.11 one in which a group of tasks has failed goes on as if it were
+                # being cancelled, and then takes the end of a time limit for a cancellation.
+                await asyncio.create_task(self._stand_once(), name="stand")
             except Exception as failure:  # noqa: BLE001 - whatever it was, the next try begins from what the stores say
                 self._note(failure)
             if self._ending:
@@ -166,10 +168,13 @@ class Leader:
                 # The end of an epoch may hide a cancellation that comes with it, as above.
                 while not self._ending and not publisher.closed.done():
                     await watch.refresh()
-                    await self._govern(steps, row, doors, hot_path)
+                    await asyncio.create_task(self._govern(steps, row, doors, hot_path), name="govern")
                     row = await self._read_own_row(row.term)
             finally:
                 self._ends()
+                if not self._ending:
+                    # However it has ended: nobody may hold the lock without leading.
+                    publisher.abandon()
 
     async def _govern(self, steps: Steps, row: LeaderRow, doors: Doors, hot_path: HotPath) -> None:
         """Do what the row's mode asks for, until it moves."""

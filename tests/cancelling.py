@@ -84,6 +84,9 @@ async def _ended(task: asyncio.Task[Any], reached: Callable[[], bool]) -> Ended:
     try:
         result = await task
     except asyncio.CancelledError:
+        if not task.cancelled():
+            # It is this test that is cancelled, by a limit or by what fails beside it.
+            raise
         return Ended(reached(), cancelled=True, result=None)
     return Ended(reached(), cancelled=False, result=result)
 
