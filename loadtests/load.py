@@ -171,10 +171,14 @@ def run_locust(stack: Stack, plan: Plan, folder: Path, users: int, seconds: int,
 
 
 def wait(process: subprocess.Popen[bytes], limit_s: float | None) -> int:
-    """The exit code. Ctrl-C is handed on once, wherever it came from: Locust then ends in order and leaves its result."""
+    """The exit code. Ctrl-C is handed on once, wherever it came from: Locust then ends in order and leaves its result.
 
-    def hand_on(number: int, _frame: object) -> None:
-        process.send_signal(number)
+    It is handed on as SIGTERM, which Locust takes up between its greenlets. A KeyboardInterrupt would come up in whichever of
+    them runs just then, and some keep it for themselves.
+    """
+
+    def hand_on(_number: int, _frame: object) -> None:
+        process.terminate()
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

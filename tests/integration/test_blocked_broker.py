@@ -22,6 +22,10 @@ QUEUE = log_queue(0)
 async def memory_alarm(servers: Servers) -> AsyncGenerator[None]:
     await servers.rabbitmq.ctl("set_vm_memory_high_watermark", "0.00001")
     try:
+        # The broker compares once a second.
+        async with asyncio.timeout(LIMIT_S):
+            while "memory" not in await servers.rabbitmq.ctl("eval", "rabbit_alarm:get_alarms()."):
+                await asyncio.sleep(0.05)
         yield
     finally:
         await servers.rabbitmq.ctl("set_vm_memory_high_watermark", "0.4")
