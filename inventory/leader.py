@@ -148,8 +148,10 @@ class Leader:
 
     async def _lead_until_closed(self, publisher: Publisher) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._fail_when_closed(publisher), name="publisher's connection")
-            group.create_task(self._lead(publisher), name="lead")
+            watching = group.create_task(self._fail_when_closed(publisher), name="publisher's connection")
+            leading = group.create_task(self._lead(publisher), name="lead")
+            # Who is to end may come to the end of it as well as be cancelled: then there is nothing to watch over any more.
+            leading.add_done_callback(lambda _: watching.cancel())
 
     @staticmethod
     async def _fail_when_closed(publisher: Publisher) -> None:

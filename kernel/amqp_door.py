@@ -232,7 +232,11 @@ async def _limited(work: Coroutine[Any, Any, None], limit_s: float, cut: Callabl
 
 @contextmanager
 def _translated(outcome: StoreOutcome) -> Generator[None]:
-    """Translate what the driver raises; `outcome` is what is true of anything but a refusal."""
+    """Translate what the driver raises; `outcome` is what is true of anything but a refusal.
+
+    A cancellation is raised even where the driver has lost it: it waits with `wait_for`, which in Python 3.11 returns what
+    came at the same moment instead.
+    """
     task = asyncio.current_task()
     # Not always 0: in Python 3.11 a task group whose child fails while it is left does not take its own count back.
     cancelled_before = task.cancelling() if task else 0
@@ -250,6 +254,9 @@ def _translated(outcome: StoreOutcome) -> Generator[None]:
         if code := _REFUSED.get(type(failure)):  # pyright: ignore[reportArgumentType]
             raise StoreRefused("rabbitmq", code, str(failure)) from failure
         raise StoreUnavailable("rabbitmq", outcome, repr(failure)) from failure
+    else:
+        if task is not None and task.cancelling() > cancelled_before:
+            raise asyncio.CancelledError
 
 
 class Publisher:
