@@ -375,13 +375,14 @@ class MariaDBServer(Server):
                     "--auth-root-authentication-method=normal",
                     "--skip-test-db",
                     "--skip-name-resolve",
-                    f"--tmpdir={plain / self.tmp_dir.name}",
                     # Nothing is lost if this is cut short: then it begins anew.
                     "--innodb-flush-log-at-trx-commit=0",
                     "--innodb-log-file-size=128M",
                     *(["--user=root"] if os.getuid() == 0 else []),
                 ],
                 cwd=self.directory,
+                # The script hands no `--tmpdir` on.
+                env={**os.environ, "TMPDIR": str(plain / self.tmp_dir.name)},
             )
             try:
                 if await install.wait() != 0:
