@@ -1,1 +1,1 @@
-"""The hot-path protocol as a small pure model, and a search through everything it can do."""
+"""The protocol as a small pure model, with Redis deciding and with MySQL, and a search through everything it can do."""

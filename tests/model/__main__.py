@@ -26,7 +26,11 @@ def main() -> int:
 
     if runs is not None:
         return _report(by_walks, RANDOM, guard)
-    return _report(explore, (NEEDED[guard],) if guard else COMPLETE, guard)
+    return _report(explore, _needed(guard) if guard else COMPLETE, guard)
+
+
+def _needed(guard: Guard) -> tuple[Configuration, ...]:
+    return tuple(needed.configuration for needed in NEEDED[guard])
 
 
 def _report(

@@ -4,6 +4,11 @@ A step is what one side does without being interrupted: one script, one transact
 moved. Whoever takes part may stop for ever between two of its steps, and any other go first.
 What only waits (the answer of Redis under way, say) has no step of its own where a later step of
 the same actor gives the same.
+
+A gateway acts on whatever it once read of the shard row: it may ask Redis in any epoch, and MySQL at any time. Where MySQL
+decides, a transaction is two steps. The first locks the row in share mode, checks the mode and reads the order. The second
+is all the rest: with one key, the lock on its balance lets no two transactions be between reading it and COMMIT. Who changes
+the row waits until no transaction holds the share lock.
 """
 
 from collections.abc import Iterator
@@ -21,13 +26,17 @@ from tests.model.state import (
     Line,
     Lookup,
     Message,
+    Mode,
     MySQL,
     Quantities,
     Redis,
     Request,
     Space,
+    Stage,
     State,
+    Switch,
     Ticket,
+    Transaction,
     chained,
     moved,
 )
@@ -48,6 +57,8 @@ class Configuration(NamedTuple):
     trims: bool = False
     filters: bool = False  # with the filter of order ids that left Redis: docs/adr/0008
     refusals_bind: bool = False  # check more than is promised: see `configurations.REFUSALS`
+    mode: Mode = "hot"  # at the beginning
+    timed: bool = False  # check the order in time too: it costs states
     removed: frozenset[Guard] = frozenset()
 
 
@@ -84,17 +95,27 @@ class Protocol:
         self.known_applied = holds[Guard.KNOWN_APPLIED]
         self.filter_evicted = holds[Guard.FILTER_EVICTED]
         self.filter_complete = holds[Guard.FILTER_COMPLETE]
+        self.share_lock = holds[Guard.SHARE_LOCK]
+        self.exclusive_open = holds[Guard.EXCLUSIVE_OPEN]
+        self.epoch_per_attempt = holds[Guard.EPOCH_PER_ATTEMPT]
+        self.claim_close = holds[Guard.CLAIM_CLOSE]
+        self.db_epoch = holds[Guard.DB_EPOCH]
+        self.order_unique = holds[Guard.ORDER_UNIQUE]
+        self.opening_to_db = holds[Guard.OPENING_TO_DB]
+        self.done_with_hot = holds[Guard.DONE_WITH_HOT]
+        self.stand_without_redis = holds[Guard.STAND_WITHOUT_REDIS]
         self._drained: dict[tuple[MySQL, tuple[Message, ...]], MySQL] = {}
 
     def initial(self) -> State:
-        """Epoch 1 is open, nothing is loaded, candidate 0 leads."""
+        """Epoch 1 is open, nothing is loaded, candidate 0 leads. Or MySQL decides, and Redis holds nothing."""
         orders = len(self.configuration.programs)
+        hot = self.configuration.mode == "hot"
         return State(
-            redis=Redis(1, (Space(False, 1, 1, (None,) * orders),)),
-            mysql=MySQL(Quantities(self.configuration.units), (None,) * orders),
+            redis=Redis(1, (Space(False, 1, 1, (None,) * orders),) if hot else ()),
+            mysql=MySQL(Quantities(self.configuration.units), (None,) * orders, mode=self.configuration.mode),
             queue=(),
             leaders=(
-                Leader("relay", connected=True, term=1, epoch=1),
+                Leader("relay" if hot else "db", connected=True, term=1, epoch=1),
                 *(Leader(),) * (self.configuration.candidates - 1),
             ),
             clients=(Client(),) * orders,
@@ -113,6 +134,7 @@ class Protocol:
             yield from self._leader_steps(state, index, leader)
         yield from self._worker_steps(state)
         yield from self._late_steps(state)
+        yield from self._redis_returns(state)
         if state.faults.total:
             yield from self._fault_steps(state)
 
@@ -125,6 +147,9 @@ class Protocol:
             return
         gateway = (order + client.attempt) % self.configuration.gateways
         request = Request(order, program[client.at], client.attempt, gateway)
+        if self.configuration.timed and not client.attempt:
+            before = {(answer, (order, request.kind)) for answer in state.answered if answer[0] != order}
+            state = state._replace(earlier=state.earlier | before)
         yield Step(
             f"client of order {order} asks gateway {gateway} to {request.kind}",
             state._replace(
@@ -138,7 +163,10 @@ class Protocol:
         if request.ticket is not None:
             yield from self._waiting_steps(state, request, request.ticket, who)
             return
-        for space in state.redis.spaces:
+        if request.transaction is not None:
+            yield from self._commit_steps(state, request, request.transaction, who)
+            return
+        for space in () if state.away else state.redis.spaces:
             # Without a lookup any epoch will do: who knows how old its knowledge is?
             if space.fenced or not self._speaks_of(request.lookup, space):
                 continue
@@ -162,11 +190,58 @@ class Protocol:
                     f"order {lookup.line or 'unknown'}, available {lookup.quantities.available}",
                     _with_request(state, request, request._replace(lookup=lookup)),
                 )
-        elif sql.epoch != request.lookup.epoch:
+        elif sql.epoch != request.lookup.epoch or sql.mode == "db":
             yield Step(
                 f"{who} learns of epoch {sql.epoch}",
                 _with_request(state, request, request._replace(lookup=None)),
             )
+        if request.lookup is None and sql.mode == "db" and not self._order_locked(state, request.order):
+            # Whatever it knew of the row before: what counts is read under the lock.
+            line = sql.lines[request.order]
+            yield Step(
+                f"{who} locks the row in share mode: epoch {sql.epoch}, order {line or 'unknown'}",
+                _with_request(state, request, request._replace(transaction=Transaction(line))),
+            )
+
+    def _row_shared(self, state: State) -> bool:
+        """Whether a deciding transaction keeps everybody from the shard row who wants it for himself."""
+        return self.share_lock and any(request.transaction for request in state.requests)
+
+    def _order_locked(self, state: State, order: int) -> bool:
+        """The header of an order that exists is read FOR UPDATE."""
+        return any(
+            request.order == order and request.transaction and request.transaction.line for request in state.requests
+        )
+
+    def _commit_steps(self, state: State, request: Request, transaction: Transaction, who: str) -> Iterator[Step]:
+        """The balance is locked and read, the change decided and written, COMMIT. An order that was not there is inserted, and
+        the insert fails where it has come meanwhile.
+        """
+        if self.order_unique and transaction.line is None and state.mysql.lines[request.order] is not None:
+            anew = _with_request(state, request, request._replace(transaction=None))
+            yield Step(f"{who} finds the order made meanwhile, and begins anew", anew)
+            return
+        accepted, sql = self._written(state.mysql, request, transaction)
+        committed = state._replace(mysql=sql)
+        # Everybody hears of the epoch in which this was decided: simpler than gateways are, as in `_known`.
+        told = _promised(committed, Ticket(sql.epoch, sql.applied_m, sql.applied_digest))
+        yield Step(
+            f"{who} commits: {'2xx' if accepted else 'refused'}, available {sql.quantities.available}",
+            self._answered(told, request, accepted=accepted),
+        )
+        if state.faults.total and state.faults.gateway_crashes:
+            lost = _unknown(committed, request)
+            yield _fault(lost, "gateway_crashes", f"FAULT: {who} commits, and the answer is lost")
+
+    def _written(self, sql: MySQL, request: Request, transaction: Transaction) -> tuple[bool, MySQL]:
+        if transaction.line == request.kind:
+            return True, sql
+        after = moved(sql.quantities, request.kind)
+        if transaction.line != MOVES[request.kind].start or min(after) < 0:
+            return False, sql
+        event = Event(len(sql.ledger) + 1, request.kind, request.order, request.attempt, after)
+        lines = _put(sql.lines, request.order, request.kind)
+        return True, sql._replace(quantities=after, lines=lines, ledger=(*sql.ledger, event))
 
     def _is_new(self, space: Space, order: int) -> bool:
         """Whether the filter proves that MySQL does not know an order that Redis does not know."""
@@ -238,7 +313,7 @@ class Protocol:
         return self._answered(state, request, accepted=decision.accepted)
 
     def _waiting_steps(self, state: State, request: Request, ticket: Ticket, who: str) -> Iterator[Step]:
-        space = _space(state.redis, ticket.epoch)
+        space = _space(state, ticket.epoch)
         in_log = space is not None and space.holds(ticket.m, ticket.digest)
         in_head = space is not None and in_log and space.mark >= ticket.m
         if in_head or any(_names(leader, ticket) for leader in state.leaders):
@@ -246,6 +321,10 @@ class Protocol:
         elif not self.digest_named and _reached(state.remembered[request.gateway], ticket):
             yield Step(f"{who} remembers {ticket.m}: 2xx", self._answered(state, request, accepted=True))
         elif not in_log or not state.mysql.hot or state.mysql.epoch != ticket.epoch:
+            sql = state.mysql
+            if sql.mode == "db" and sql.epoch > ticket.epoch:
+                # It has read this in the row, and asks in no older epoch again.
+                state = _promised(state, Ticket(sql.epoch, sql.applied_m, sql.applied_digest))
             yield Step(f"{who} answers unknown", _unknown(state, request))
 
     def _remember_steps(self, state: State) -> Iterator[Step]:
@@ -290,26 +369,40 @@ class Protocol:
         yield from self._mark(state, index, leader, who)
         match leader.stage:
             case "idle":
-                if state.lock is None:
+                if state.lock is None and self._stands(state):
                     taken = _with_leader(state, index, Leader("locked", connected=True))
                     yield Step(f"{who} takes the lock", taken._replace(lock=index))
             case "locked" | "term":
                 yield from self._start(state, index, leader, who)
             case "check":
                 yield from self._inspect(state, index, leader, who)
+                yield from self._take_switch(state, index, leader, who)
             case "relay":
+                yield from self._take_switch(state, index, leader, who)
                 yield from self._inspect(state, index, leader, who)
                 yield from self._relay(state, index, leader, who)
                 yield from self._resend(state, index, leader, who)
                 yield from self._tidy(state, leader, who)
-            case "fence" | "drain" | "close" | "closing":
+            case "fence" | "drain" | "close" | "claimed" | "closing":
+                yield from self._take_switch(state, index, leader, who)
                 yield from self._close(state, index, leader, who)
+            case "db":
+                yield from self._lead_db(state, index, leader, who)
             case "open" | "swap" | "unfence":
+                yield from self._take_switch(state, index, leader, who)
                 yield from self._open(state, index, leader, who)
+
+    def _stands(self, state: State) -> bool:
+        """A candidate that does not reach Redis leaves the lock to others, unless there is something to do without Redis."""
+        if not state.away:
+            return True
+        return self.stand_without_redis and (state.mysql.mode == "db" or state.mysql.switch is not None)
 
     def _start(self, state: State, index: int, leader: Leader, who: str) -> Iterator[Step]:
         sql = state.mysql
         if leader.stage == "locked" and self.terms:
+            if self._row_shared(state):
+                return
             term = sql.term + 1
             state = state._replace(mysql=sql._replace(term=term))
             begun = leader._replace(stage="term", term=term)
@@ -321,8 +414,9 @@ class Protocol:
         elif self.terms and sql.applied_term > leader.term:
             yield from self._resign(state, index, leader, f"{who} sees a newer term")
         elif not self.terms or sql.applied_term == leader.term:
+            stages: dict[Mode, Stage] = {"hot": "check", "opening": "open", "db": "db"}
             begun = leader._replace(
-                stage="check" if sql.hot else "open",
+                stage=stages[sql.mode],
                 epoch=sql.epoch,
                 sent_m=sql.applied_m,
                 sent_digest=sql.applied_digest,
@@ -330,7 +424,7 @@ class Protocol:
                 confirmed_digest=sql.applied_digest,
             )
             yield Step(
-                f"{who} reads the row: {'hot' if sql.hot else 'opening'}, epoch {sql.epoch}, applied {sql.applied_m}",
+                f"{who} reads the row: {sql.mode}, epoch {sql.epoch}, applied {sql.applied_m}",
                 _with_leader(state, index, begun),
             )
         elif leader.connected and not _under_way(state, leader, "TERM"):
@@ -339,7 +433,9 @@ class Protocol:
 
     def _inspect(self, state: State, index: int, leader: Leader, who: str) -> Iterator[Step]:
         """At the start, after every reconnect and once a second: is Redis still the continuation?"""
-        space = _space(state.redis, leader.epoch)
+        if state.away:
+            return
+        space = _space(state, leader.epoch)
         if space is None or not self._holds(space, leader.sent_m, leader.sent_digest):
             yield Step(
                 f"{who} finds that Redis is not the continuation of {leader.sent_m}",
@@ -358,7 +454,7 @@ class Protocol:
             )
 
     def _relay(self, state: State, index: int, leader: Leader, who: str) -> Iterator[Step]:
-        space = _space(state.redis, leader.epoch)
+        space = _space(state, leader.epoch)
         if not leader.connected or space is None or self._refuses(space, leader):
             return
         entry = space.entry(leader.sent_m + 1)
@@ -377,7 +473,7 @@ class Protocol:
     def _mark(self, state: State, index: int, leader: Leader, who: str) -> Iterator[Step]:
         """A gateway that missed the naming asks the head, which believes no bare number."""
         del index
-        space = _space(state.redis, leader.epoch)
+        space = _space(state, leader.epoch)
         m = leader.confirmed_m
         if space is None or space.mark >= m or self._refuses(space, leader):
             return
@@ -386,7 +482,7 @@ class Protocol:
 
     def _resend(self, state: State, index: int, leader: Leader, who: str) -> Iterator[Step]:
         sql = state.mysql
-        space = _space(state.redis, leader.epoch)
+        space = _space(state, leader.epoch)
         if (
             space is not None
             and sql.epoch == leader.epoch
@@ -406,7 +502,7 @@ class Protocol:
     def _tidy(self, state: State, leader: Leader, who: str) -> Iterator[Step]:
         """Ended records leave when MySQL has them, and so do entries below the applied one."""
         sql = state.mysql
-        space = _space(state.redis, leader.epoch)
+        space = _space(state, leader.epoch)
         if not sql.hot or sql.epoch != leader.epoch or space is None or self._refuses(space, leader):
             return
         for order, line in enumerate(space.orders if self.configuration.evicts else ()):
@@ -430,8 +526,12 @@ class Protocol:
 
     def _close(self, state: State, index: int, leader: Leader, who: str) -> Iterator[Step]:
         sql = state.mysql
-        space = _space(state.redis, leader.epoch)
+        space = _space(state, leader.epoch)
         match leader.stage:
+            case "fence" if state.away:
+                if leader.switch:
+                    unfenced = leader._replace(stage="drain")
+                    yield Step(f"{who} cannot fence: Redis is away", _with_leader(state, index, unfenced))
             case "fence":
                 if space is not None and self._refuses(space, leader):
                     yield from self._resign(state, index, leader, f"{who} is refused by a newer term")
@@ -456,12 +556,18 @@ class Protocol:
                     )
             case "close" if not self.close_queued:
                 if sql.hot and sql.epoch == leader.epoch:
-                    state = state._replace(mysql=sql._replace(hot=False))
-                    leader = leader._replace(stage="open")
-                    yield Step(f"{who} sets the row to opening", _with_leader(state, index, leader))
-            case "close":
+                    row = self._closed(sql, leader.switch)
+                    begun = _led(leader, "db" if leader.switch else "open", row.epoch)
+                    state = state._replace(mysql=row)
+                    yield Step(f"{who} sets the row to {row.mode}", _with_leader(state, index, begun))
+            case "close" if leader.switch and self.claim_close:
+                if sql.switch and sql.switch.number == leader.switch and not self._row_shared(state):
+                    state = state._replace(mysql=sql._replace(switch=sql.switch._replace(claimed=True)))
+                    claimed = leader._replace(stage="claimed")
+                    yield Step(f"{who} records that it closes", _with_leader(state, index, claimed))
+            case "close" | "claimed":
                 if leader.connected:
-                    message = Message("CLOSE", leader.term, leader.epoch, leader.sent_m)
+                    message = Message("CLOSE", leader.term, leader.epoch, leader.sent_m, switch=leader.switch)
                     leader = leader._replace(stage="closing")
                     sent = self._sent(state, index, leader, message)
                     yield Step(f"{who} sends {_text(message)}", sent)
@@ -470,10 +576,13 @@ class Protocol:
 
     def _closing(self, state: State, index: int, leader: Leader, who: str) -> Iterator[Step]:
         sql = state.mysql
-        if sql.epoch != leader.epoch:
+        if sql.mode == "db":
+            begun = _led(leader, "db", sql.epoch)
+            yield Step(f"{who} sees that MySQL decides, epoch {sql.epoch}", _with_leader(state, index, begun))
+        elif sql.epoch != leader.epoch:
             yield from self._resign(state, index, leader, f"{who} sees a newer epoch")
         elif not sql.hot:
-            leader = leader._replace(stage="open")
+            leader = leader._replace(stage="open", switch=0)
             yield Step(f"{who} sees the epoch closed", _with_leader(state, index, leader))
         elif not _under_way(state, leader, "CLOSE"):
             leader = leader._replace(stage="close")
@@ -483,9 +592,13 @@ class Protocol:
 
     def _open(self, state: State, index: int, leader: Leader, who: str) -> Iterator[Step]:
         sql = state.mysql
+        if state.away and leader.stage in ("open", "swap"):
+            yield from self._back_to_db(state, index, leader, who)
         match leader.stage:
+            case "open" | "unfence" if state.away:
+                return
             case "open":
-                drawn = max(leader.epoch, state.redis.register) + 1
+                drawn = (max(leader.epoch, state.redis.register) if self.epoch_per_attempt else leader.epoch) + 1
                 leader = leader._replace(stage="swap", drawn=drawn)
                 state = state._replace(redis=self._head_created(state.redis, drawn, leader.term))
                 yield Step(
@@ -493,29 +606,95 @@ class Protocol:
                     _with_leader(state, index, leader),
                 )
             case "swap":
-                if sql.hot or sql.epoch != leader.epoch or (self.terms and sql.term != leader.term):
+                if not self._own_row(sql, leader, "opening"):
                     yield from self._resign(state, index, leader, f"{who} finds the row changed")
                     return
-                row = sql._replace(hot=True, epoch=leader.drawn, applied_m=0, applied_digest="", wanted_m=0)
-                opened = Leader("unfence", leader.connected, leader.term, leader.drawn)
-                opened = opened._replace(wire=leader.wire)
+                row = sql._replace(
+                    mode="hot", epoch=leader.drawn, applied_m=0, applied_digest="", wanted_m=0, closed_for=0
+                )
+                if row.switch and row.switch.to == "hot" and self.done_with_hot:
+                    row = row._replace(switch=None)
+                opened = _led(leader, "unfence", leader.drawn)
                 yield Step(
                     f"{who} sets the row hot in epoch {leader.drawn}",
                     _with_leader(state._replace(mysql=row), index, opened),
                 )
             case _:
-                space = _space(state.redis, leader.epoch)
+                space = _space(state, leader.epoch)
                 if space is None:
                     leader = leader._replace(stage="fence")
                     yield Step(f"{who} finds no head", _with_leader(state, index, leader))
                 elif self._refuses(space, leader):
                     yield from self._resign(state, index, leader, f"{who} is refused by a newer term")
                 else:
+                    if sql.switch and sql.switch.to == "hot" and sql.epoch == leader.epoch:
+                        # Only without DONE_WITH_HOT: the switch ends with its last step.
+                        state = state._replace(mysql=sql._replace(switch=None))
                     free = space._replace(fenced=False, term=leader.term)
                     yield Step(
                         f"{who} unfences epoch {leader.epoch}",
                         _with_leader(_with_space(state, space, free), index, leader._replace(stage="relay")),
                     )
+
+    # --- where MySQL decides, and the ways there and back ----------------------
+
+    def _take_switch(self, state: State, index: int, leader: Leader, who: str) -> Iterator[Step]:
+        """Until it has recorded that CLOSE goes, the leader follows what the row says: to db, or to db no more."""
+        sql = state.mysql
+        if leader.stage in ("claimed", "closing") or not sql.hot or sql.epoch != leader.epoch:
+            return
+        running = sql.switch.number if sql.switch and sql.switch.to == "db" else 0
+        if running == leader.switch:
+            return
+        if not running and not self.claim_close and leader.stage == "close":
+            return  # has read the row before, and does not look again
+        if running:
+            stage: Stage = "fence" if leader.stage in ("check", "relay", "unfence") else leader.stage
+            label = f"{who} begins switch {running} to db"
+        else:
+            stage, label = "check", f"{who} sees that switch {leader.switch} was aborted"
+        yield Step(label, _with_leader(state, index, leader._replace(stage=stage, switch=running)))
+
+    def _lead_db(self, state: State, index: int, leader: Leader, who: str) -> Iterator[Step]:
+        sql = state.mysql
+        if not self._own_row(sql, leader, "db"):
+            yield from self._resign(state, index, leader, f"{who} finds the row changed")
+            return
+        unfenced = [space for space in state.redis.spaces if not space.fenced and not state.away]
+        for space in unfenced:
+            fenced = _with_space(state, space, space._replace(fenced=True, term=leader.term))
+            yield Step(f"{who} fences epoch {space.epoch}, which has come back", fenced)
+        if sql.switch is None or unfenced:
+            return
+        if sql.switch.to == "db":
+            if not self._row_shared(state):
+                yield Step(f"{who} finishes switch {sql.switch.number}", _without_switch(state))
+        elif not state.away and not (self.exclusive_open and self._row_shared(state)):
+            begun = _led(leader, "open", sql.epoch)
+            state = state._replace(mysql=sql._replace(mode="opening"))
+            yield Step(f"{who} locks the row and sets it to opening", _with_leader(state, index, begun))
+
+    def _back_to_db(self, state: State, index: int, leader: Leader, who: str) -> Iterator[Step]:
+        """Nobody decides and everything is applied: without Redis, MySQL can begin an epoch of its own at once."""
+        sql = state.mysql
+        if self.opening_to_db and sql.switch and self._own_row(sql, leader, "opening"):
+            row = self._in_db(sql)._replace(switch=None)
+            begun = _led(leader, "db", row.epoch)
+            state = state._replace(mysql=row)
+            yield Step(f"{who} lets MySQL decide: Redis is away", _with_leader(state, index, begun))
+
+    def _own_row(self, sql: MySQL, leader: Leader, mode: Mode) -> bool:
+        """What every compare-and-set of a leader on the row compares."""
+        return sql.mode == mode and sql.epoch == leader.epoch and (not self.terms or sql.term == leader.term)
+
+    def _closed(self, sql: MySQL, switch: int) -> MySQL:
+        row = self._in_db(sql) if switch else sql._replace(mode="opening")
+        return row._replace(closed_for=switch)
+
+    def _in_db(self, sql: MySQL) -> MySQL:
+        if not self.db_epoch:
+            return sql._replace(mode="db")
+        return sql._replace(mode="db", epoch=sql.epoch + 1, applied_m=0, applied_digest="", wanted_m=0)
 
     def _head_created(self, redis: Redis, epoch: int, term: int) -> Redis:
         if not self.epoch_in_names and redis.spaces:
@@ -523,7 +702,12 @@ class Protocol:
             head = redis.spaces[0]._replace(fenced=True, term=term, epoch=epoch, mark=0, evicted_m=0, trimmed=0, log=())
             return Redis(epoch, (head,))
         orders = (None,) * len(self.configuration.programs)
-        return Redis(epoch, (*redis.spaces, Space(True, term, epoch, orders)))
+        known = [space.epoch for space in redis.spaces]
+        if epoch in known:  # only without EPOCH_PER_ATTEMPT: the head begins anew, keys and orders are still there
+            at = known.index(epoch)
+            head = redis.spaces[at]._replace(fenced=True, term=term, mark=0, evicted_m=0, trimmed=0, log=())
+            return Redis(max(epoch, redis.register), _put(redis.spaces, at, head))
+        return Redis(max(epoch, redis.register), (*redis.spaces, Space(True, term, epoch, orders)))
 
     def _holds(self, space: Space, m: int, digest: str) -> bool:
         return not self.chain_check or space.holds(m, digest)
@@ -545,6 +729,8 @@ class Protocol:
     # --- the worker -----------------------------------------------------------
 
     def _worker_steps(self, state: State) -> Iterator[Step]:
+        if self._row_shared(state):
+            return
         for position, message in enumerate(state.queue):
             sql = self.applied(state.mysql, message)
             if sql is not None:
@@ -578,7 +764,7 @@ class Protocol:
         if message.epoch > sql.epoch:
             return sql._replace(alarm="a message of an epoch that the row does not know")
         if message.what == "CLOSE":
-            return sql._replace(hot=False) if sql.applied_m >= message.m else None
+            return self._closed(sql, message.switch) if sql.applied_m >= message.m else None
         return self._entry_applied(sql, message)
 
     def _entry_applied(self, sql: MySQL, message: Message) -> MySQL | None:
@@ -629,11 +815,18 @@ class Protocol:
                 state._replace(queue=(*state.queue, wire[0]), late=rest),
             )
 
+    def _redis_returns(self, state: State) -> Iterator[Step]:
+        """What waits for Redis may count on its return; a shard in which MySQL decides, or shall, may not."""
+        if state.away:
+            counted_on = state.mysql.mode != "db" and state.mysql.switch is None
+            yield Step("Redis answers again", state._replace(away=False), fault=not counted_on)
+
     def _fault_steps(self, state: State) -> Iterator[Step]:
         yield from self._redis_faults(state)
         yield from self._leader_faults(state)
         yield from self._gateway_faults(state)
         yield from self._queue_faults(state)
+        yield from self._switch_faults(state)
 
     def _redis_faults(self, state: State) -> Iterator[Step]:
         if state.faults.reverts:
@@ -645,6 +838,8 @@ class Protocol:
         if state.faults.empties and state.redis.spaces:
             empty = state._replace(redis=Redis(0, ()), replica=None)
             yield _fault(empty, "empties", "FAULT: Redis is empty")
+        if state.faults.outages and not state.away:
+            yield _fault(state._replace(away=True), "outages", "FAULT: Redis does not answer")
 
     def _leader_faults(self, state: State) -> Iterator[Step]:
         for index, leader in enumerate(state.leaders):
@@ -688,6 +883,20 @@ class Protocol:
                 purged = state._replace(queue=_cut(state.queue, position), purged=True)
                 yield _fault(purged, "purges", f"FAULT: {_text(message)} is purged from the queue")
 
+    def _switch_faults(self, state: State) -> Iterator[Step]:
+        """What operators ask for: no faults, but as rare."""
+        sql = state.mysql
+        if self._row_shared(state):
+            return
+        if state.faults.switches and sql.switch is None:
+            switch = Switch(sql.switches + 1, "hot" if sql.mode == "db" else "db")
+            asked = state._replace(mysql=sql._replace(switch=switch, switches=switch.number))
+            yield _fault(asked, "switches", f"switch {switch.number} to {switch.to} is asked for")
+        if state.faults.aborts and sql.switch and _can_be_aborted(sql.mode, sql.switch):
+            aborted = sql.aborted | {sql.switch.number}
+            left = state._replace(mysql=sql._replace(switch=None, aborted=aborted))
+            yield _fault(left, "aborts", f"switch {sql.switch.number} is aborted")
+
 
 # --- small steps on values ----------------------------------------------------
 
@@ -700,8 +909,11 @@ def _cut(values: tuple[T, ...], index: int) -> tuple[T, ...]:
     return (*values[:index], *values[index + 1 :])
 
 
-def _space(redis: Redis, epoch: int) -> Space | None:
-    for space in redis.spaces:
+def _space(state: State, epoch: int) -> Space | None:
+    """What Redis answers about an epoch: nothing of one that it does not have, or while it is away."""
+    if state.away:
+        return None
+    for space in state.redis.spaces:
         if space.epoch == epoch:
             return space
     return None
@@ -714,6 +926,20 @@ def _with_space(state: State, before: Space, after: Space) -> State:
 
 def _with_leader(state: State, index: int, leader: Leader) -> State:
     return state._replace(leaders=_put(state.leaders, index, leader))
+
+
+def _led(leader: Leader, stage: Stage, epoch: int) -> Leader:
+    """The same leader in another epoch: what it knew of the old one's log is nothing to the new one."""
+    return Leader(stage, leader.connected, leader.term, epoch, wire=leader.wire)
+
+
+def _can_be_aborted(mode: Mode, switch: Switch) -> bool:
+    """To db until CLOSE is recorded, to hot until the row is set to opening."""
+    return mode != "db" and not switch.claimed if switch.to == "db" else mode == "db"
+
+
+def _without_switch(state: State) -> State:
+    return state._replace(mysql=state.mysql._replace(switch=None))
 
 
 def _request_key(request: Request) -> tuple[int, str, int]:
@@ -825,6 +1051,7 @@ def _text(message: Message) -> str:
         case "TERM":
             return f"TERM({message.term})"
         case "CLOSE":
-            return f"CLOSE(epoch {message.epoch} after {message.m}, term {message.term})"
+            then = "db" if message.switch else "opening"
+            return f"CLOSE(epoch {message.epoch} after {message.m}, then {then}, term {message.term})"
         case "ENTRY":
             return f"{message.epoch}:{message.m} {message.digest} (term {message.term})"

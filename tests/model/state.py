@@ -8,6 +8,11 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 Kind = Literal["reserve", "confirm", "release", "return"]
+Mode = Literal[
+    "hot",  # Redis decides
+    "opening",  # nobody does
+    "db",  # MySQL does
+]
 Stage = Literal[
     "idle",  # not a leader
     "locked",  # holds the lock, has no term yet
@@ -17,10 +22,12 @@ Stage = Literal[
     "fence",  # on the way to close: Redis is fenced if it answers
     "drain",  # what the fenced log still holds is published
     "close",  # everything is confirmed, CLOSE may go
+    "claimed",  # of a switch to db: recorded that CLOSE goes, it cannot be aborted any more
     "closing",  # CLOSE is in the queue, the row has not moved
     "open",  # the row says opening: draw an epoch
     "swap",  # the new head exists, fenced: set the row hot by compare-and-set
     "unfence",
+    "db",  # leads while MySQL decides, with or without Redis
 ]
 
 
@@ -42,6 +49,16 @@ class Guard(StrEnum):
     # Of the filter (docs/adr/0008).
     FILTER_EVICTED = "filter_evicted"
     FILTER_COMPLETE = "filter_complete"
+    # Of the mode in which MySQL decides, and of the ways there and back.
+    SHARE_LOCK = "share_lock"
+    EXCLUSIVE_OPEN = "exclusive_open"
+    EPOCH_PER_ATTEMPT = "epoch_per_attempt"
+    CLAIM_CLOSE = "claim_close"
+    DB_EPOCH = "db_epoch"
+    ORDER_UNIQUE = "order_unique"
+    OPENING_TO_DB = "opening_to_db"
+    DONE_WITH_HOT = "done_with_hot"
+    STAND_WITHOUT_REDIS = "stand_without_redis"
 
 
 class Quantities(NamedTuple):
@@ -147,13 +164,23 @@ class Message(NamedTuple):
     m: int = 0
     event: Event | None = None
     digest: str = ""
+    switch: int = 0
+    """Of a CLOSE: the switch to db for which the epoch ends; 0 where it is opened anew."""
+
+
+class Switch(NamedTuple):
+    """A switch of mode that runs. `claimed`: the step "close" is recorded."""
+
+    number: int
+    to: Mode
+    claimed: bool = False
 
 
 class MySQL(NamedTuple):
     quantities: Quantities
     lines: tuple[Kind | None, ...]
     epoch: int = 1
-    hot: bool = True  # otherwise the mode is opening
+    mode: Mode = "hot"
     term: int = 1
     applied_term: int = 1
     applied_m: int = 0
@@ -161,6 +188,14 @@ class MySQL(NamedTuple):
     wanted_m: int = 0
     ledger: tuple[Event, ...] = ()
     alarm: str = ""
+    switch: Switch | None = None
+    switches: int = 0  # how many were ever begun: the next one's number
+    aborted: frozenset[int] = frozenset()
+    closed_for: int = 0  # the switch of the CLOSE that was obeyed last
+
+    @property
+    def hot(self) -> bool:
+        return self.mode == "hot"
 
 
 class Leader(NamedTuple):
@@ -176,6 +211,7 @@ class Leader(NamedTuple):
     confirmed_m: int = 0
     confirmed_digest: str = ""
     wire: tuple[Message, ...] = ()
+    switch: int = 0  # the switch that it carries out; 0 on the way to close is a rebuild
 
 
 class Lookup(NamedTuple):
@@ -197,6 +233,14 @@ class Ticket(NamedTuple):
     digest: str
 
 
+class Transaction(NamedTuple):
+    """A gateway's transaction in mode db: it has locked the shard row in share mode, read that MySQL decides, and read the
+    order. An order that is there it has locked; one that is not cannot be locked.
+    """
+
+    line: Kind | None
+
+
 class Request(NamedTuple):
     """A request inside a gateway; its client may have given it up long ago."""
 
@@ -206,6 +250,7 @@ class Request(NamedTuple):
     gateway: int
     lookup: Lookup | None = None
     ticket: Ticket | None = None
+    transaction: Transaction | None = None
 
 
 class Client(NamedTuple):
@@ -229,6 +274,9 @@ class Faults(NamedTuple):
     overlaps: int = 0  # a message is delivered to two workers
     purges: int = 0
     rebuilds: int = 0  # an operator asks for a rebuild
+    outages: int = 0  # Redis does not answer for a while
+    switches: int = 0  # an operator asks for the other mode
+    aborts: int = 0
 
 
 class State(NamedTuple):
@@ -249,3 +297,6 @@ class State(NamedTuple):
     delivered_twice: Message | None = None
     purged: bool = False
     remembered: tuple[tuple[int, int], ...] = ()  # per gateway; only without DIGEST_NAMED
+    away: bool = False  # Redis does not answer; what it holds, it keeps
+    earlier: frozenset[tuple[tuple[int, Kind], tuple[int, Kind]]] = frozenset()
+    """What was answered before what was asked, of different orders; only where a configuration is `timed`."""

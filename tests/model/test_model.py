@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.model.configurations import COMPLETE, NEEDED, RANDOM, REFUSALS
+from tests.model.configurations import COMPLETE, NEEDED, RANDOM, REFUSALS, Needed
 from tests.model.explorer import Result, explore, walk
 from tests.model.protocol import Configuration, Protocol
 from tests.model.state import Guard
@@ -14,6 +14,8 @@ SEED = 20_240_229
 
 
 def _name(value: object) -> str | None:
+    if isinstance(value, Needed):
+        return value.configuration.name
     return value.name if isinstance(value, Configuration) else None
 
 
@@ -35,11 +37,18 @@ def test_no_random_run_breaks_the_protocol(configuration: Configuration):
     assert result.violation is None, str(result)
 
 
-@pytest.mark.parametrize("guard", Guard)
-def test_without_a_guard_there_is_a_counterexample(guard: Guard):
-    configuration = NEEDED[guard]._replace(removed=frozenset((guard,)))
+def test_every_guard_is_taken_out_somewhere():
+    assert set(NEEDED) == set(Guard)
+
+
+@pytest.mark.parametrize(
+    ("guard", "needed"), [(guard, needed) for guard, worlds in NEEDED.items() for needed in worlds], ids=_name
+)
+def test_without_a_guard_there_is_a_counterexample(guard: Guard, needed: Needed):
+    configuration = needed.configuration._replace(removed=frozenset((guard,)))
     result = _printed(f"without {guard}", explore(Protocol(configuration)))
     assert result.violation is not None, f"{guard} is not needed: {result}"
+    assert needed.breaks in result.violation
     assert result.trace
 
 
