@@ -54,11 +54,17 @@ class OrderRow(NamedTuple):
 
 
 class LineRow(NamedTuple):
-    """One line of an order as MySQL has it; `state` is a `LineState`."""
+    """One line of an order as MySQL has it; `state` is a `LineState`.
+
+    The rest, reason and (epoch, seq) of its last change, is read only where an order is shown (`inventory.decide`).
+    """
 
     inventory_key: str
     qty: int
     state: int
+    reason: str = ""
+    epoch: int = 0
+    seq: int = 0
 
 
 OrderName = tuple[str, str]

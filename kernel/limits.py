@@ -48,6 +48,8 @@ LOAD_KEYS_MAX: Final = 1_000
 LOAD_ORDERS_MAX: Final = 512
 LOAD_ORDER_LINES_MAX: Final = 4_000
 EXPIRE_ORDERS_MAX: Final = 256
+# Lines of known orders that one deciding call walks, in Lua or in one transaction of MySQL.
+DECIDE_LINES_MAX: Final = 4_000
 EVICT_RECORDS_MAX: Final = 1_000
 TRIM_ENTRIES_KEPT: Final = 2_048
 # The filter of orders that left Redis: eight million of them with two or three wrong answers in a thousand.
@@ -60,6 +62,10 @@ RELAY_MESSAGE_BYTES_MAX: Final = 1024 * 1024
 RELAY_IN_FLIGHT_MAX: Final = 4
 
 # The persist worker.
+DB_OPEN_OPERATIONS_MAX: Final = 2_048
+"""In db mode a gateway has so many operations open at most; what is more hears 429 before MySQL's sessions are all busy."""
+DB_KEY_OPEN_OPERATIONS_MAX: Final = 512
+"""And so many that name one key, so that a hot one never takes all the room. More than a request may have."""
 WORKER_BATCH_EVENTS_MAX: Final = 2_000
 WORKER_GATHER_MS: Final = 50
 WORKER_PREFETCH_MESSAGES: Final = 64

@@ -59,6 +59,7 @@ def test_limits_are_the_same_in_lua() -> None:
     assert int(found["QTY_MAX"]) == limits.QTY_MAX
     assert int(found["QUANTITY_TOTAL_MAX"]) == limits.QUANTITY_TOTAL_MAX
     assert int(found["EXACT_MAX"]) == limits.EXACT_INTEGER_MAX
+    assert int(found["CALL_LINES_MAX"]) == limits.DECIDE_LINES_MAX
     assert int(found["CALL_LINES_MAX"]) >= limits.BATCH_LINES_MAX
     assert int(found["CALL_LINES_MAX"]) >= limits.BATCH_OPERATIONS_MAX
 
