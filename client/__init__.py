@@ -20,11 +20,15 @@ from .replies import (
     ErrorLine,
     Inventory,
     KeyResult,
+    Mode,
     Order,
     OrderLine,
     Quantities,
     ShardStatus,
     Status,
+    Switch,
+    SwitchBegun,
+    SwitchStep,
 )
 from .retries import Retries
 from .stockgate import StockgateClient
@@ -45,6 +49,7 @@ __all__ = [
     "Inventory",
     "KeyResult",
     "Line",
+    "Mode",
     "NotExecuted",
     "Operation",
     "OperationResult",
@@ -61,6 +66,9 @@ __all__ = [
     "ShardStatus",
     "Status",
     "StockgateClient",
+    "Switch",
+    "SwitchBegun",
+    "SwitchStep",
     "Unanswered",
     "Unauthorized",
 ]

@@ -134,6 +134,42 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     drift_repaired: int
 
 
+class SwitchStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that a switch has reached."""
+
+    step: str
+    at: datetime
+
+
+class Switch(msgspec.Struct, frozen=True, kw_only=True):
+    """A switch of a shard's mode; `detail` says what it waits for, or how it ended."""
+
+    id: int
+    to: str
+    status: str
+    reason: str
+    requested_by: str
+    steps: list[SwitchStep]
+    detail: str = ""
+
+
+class Mode(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of `/ops/mode`: `hot`, `closing`, `db` or `opening`, and the switch that runs."""
+
+    shard: int
+    mode: str
+    epoch: int
+    since: datetime
+    switch: Switch | None
+    last_switch: Switch | None
+
+
+class SwitchBegun(msgspec.Struct, frozen=True, kw_only=True):
+    """The id of a switch that was begun or given up; None where the shard was in that mode already."""
+
+    switch: int | None
+
+
 class AuditCheck(msgspec.Struct, frozen=True, kw_only=True):
     """One invariant: how many things were looked at, and what violates it."""
 

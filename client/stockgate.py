@@ -13,7 +13,19 @@ from .answers import Answer, Done, OperationResult, Refused, Unanswered
 from .exchange import Exchange, Reply, read_problem
 from .failures import BadReply, ClientError, NotExecuted, OutcomeUnknown
 from .operations import Confirm, Consume, Extend, Line, Operation, Release, Reserve, Return
-from .replies import AuditReport, Inventory, KeyResult, KeyResults, Order, Quantities, ResultBodies, ResultBody, Status
+from .replies import (
+    AuditReport,
+    Inventory,
+    KeyResult,
+    KeyResults,
+    Mode,
+    Order,
+    Quantities,
+    ResultBodies,
+    ResultBody,
+    Status,
+    SwitchBegun,
+)
 from .retries import Retries
 
 Value = TypeVar("Value")
@@ -265,6 +277,20 @@ class StockgateClient:
     async def audit(self, *, deadline_s: float | None = None) -> AuditReport:
         """The invariants over everything; may take long, so give it a deadline."""
         return await self._read("/ops/audit", AuditReport, deadline_s)
+
+    async def mode(self, *, deadline_s: float | None = None) -> Mode:
+        """Who decides, and how far a switch is."""
+        return await self._read("/ops/mode", Mode, deadline_s)
+
+    async def switch_mode(self, to_mode: str, *, reason: str, deadline_s: float | None = None) -> Answer[SwitchBegun]:
+        """Let Redis (`hot`) or MySQL (`db`) decide from now on. Refused: SWITCH_RUNNING, by an own earlier attempt too."""
+        body = _encoder.encode({"mode": to_mode, "reason": reason})
+        return _answer(await self._exchange.call("PUT", "/ops/mode", body, {}, deadline_s), SwitchBegun)
+
+    async def abort_switch(self, *, reason: str, deadline_s: float | None = None) -> Answer[SwitchBegun]:
+        """Give up the switch that runs. Refused: NO_SWITCH, SWITCH_TOO_LATE."""
+        path = f"/ops/mode/switch?reason={quote(reason, safe='')}"
+        return _answer(await self._exchange.call("DELETE", path, None, {}, deadline_s), SwitchBegun)
 
     async def _read(self, path: str, kind: type[Value], deadline_s: float | None) -> Value:
         reply = await self._exchange.call("GET", path, None, {}, deadline_s)

@@ -16,12 +16,14 @@ from gateway.operators import SHARD
 from inventory.batcher import Batcher
 from inventory.catalogue import Catalogue
 from inventory.confirmations import Confirmations
+from inventory.db_path import DbPath
 from inventory.doctor_mysql import watched_mysql
 from inventory.doctor_rabbitmq import watched_rabbitmq
 from inventory.doctor_redis import watched_redis
 from inventory.hot_path import HotPath
 from inventory.leader import Leader
 from inventory.loading import Loader
+from inventory.shard_path import ShardPath
 from inventory.shard_state import ShardWatch
 from inventory.status import Overview
 from kernel.auth import KeyRing
@@ -76,7 +78,8 @@ async def open_state(settings: Settings, lifecycle: Lifecycle) -> AsyncGenerator
     confirmations = Confirmations(settings, asking, SHARD)
     hot_path = HotPath(settings, deciding, Loader(database, loading, SHARD), watch, confirmations)
     metrics.namings_missed_total.tell(lambda: confirmations.missed)
-    batcher = Batcher(settings, hot_path, confirmations, metrics)
+    db_path = DbPath(settings, database, SHARD)
+    batcher = Batcher(settings, ShardPath(watch, hot_path, db_path), confirmations, metrics)
     # Who leads hears of his own confirms at once; the others when he has named them.
     leader = Leader(
         settings, SHARD, database=leader_database, metrics=metrics, name="gateway.leader", tell=confirmations.take

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gateway import health, inventory, operations, operators, requests, reservations
+from gateway import health, inventory, modes, operations, operators, requests, reservations
 from gateway.call import OPEN, Endpoint
 from gateway.docs_page import serve_page
 from gateway.openapi import serve_document
@@ -185,6 +185,35 @@ _INVENTORY: Final = (
 _OPERATORS: Final = (
     Endpoint("GET", "/ops/status", OPS, operators.status, "How it stands.", gives={200: operators.StatusReply}),
     Endpoint("GET", "/ops/audit", OPS, operators.read_audit, "The invariants.", gives={200: operators.AuditReply}),
+    Endpoint(
+        "GET",
+        "/ops/mode",
+        OPS,
+        modes.read_mode,
+        "Who decides, and how far a switch is.",
+        gives={200: modes.ModeReply},
+        query=requests.ModeQuery,
+    ),
+    Endpoint(
+        "PUT",
+        "/ops/mode",
+        OPS,
+        modes.switch_mode,
+        "Let Redis or MySQL decide from now on.",
+        requests.SwitchMode,
+        {202: modes.SwitchBegunReply, 200: modes.SwitchBegunReply},
+        ("SWITCH_RUNNING",),
+    ),
+    Endpoint(
+        "DELETE",
+        "/ops/mode/switch",
+        OPS,
+        modes.abort_switch,
+        "Give up the switch that runs.",
+        gives={200: modes.SwitchBegunReply},
+        problems=("NO_SWITCH", "SWITCH_TOO_LATE"),
+        query=requests.AbortSwitchQuery,
+    ),
     Endpoint(
         "POST",
         "/ops/reconcile",

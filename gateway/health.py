@@ -50,6 +50,10 @@ async def missing_dependencies(state: State) -> dict[str, str]:
         missing["mysql"] = str(watch.failure)
     elif watch.row is None:
         missing["mysql"] = "the shard's row has not been read yet"
+    elif watch.mode == "db":
+        # MySQL decides: that another store is away is why, perhaps, and keeps nobody from being served.
+        found = state["settings_watch"].missing().items()
+        return missing | {name: why for name, why in found if name.startswith("mysql.")}
     elif not watch.hot_epoch:
         missing["shard"] = f"mode {watch.row.mode}: nobody decides"
     try:
@@ -83,7 +87,7 @@ class Looked:
         row = state["watch"].row
         if row is not None:
             gauges, shard = state["metrics"], str(SHARD)
-            gauges.shard_hot.labels(shard).set(1 if row.mode == "hot" else 0)
+            gauges.show_mode(SHARD, row.mode)
             gauges.epoch.labels(shard).set(row.epoch)
             gauges.term.labels(shard).set(row.term)
             gauges.applied_m.labels(shard).set(row.applied_m)

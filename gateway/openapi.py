@@ -196,6 +196,8 @@ def _may_be_empty(takes: Any) -> bool:
 def tag_of(template: str) -> str:
     """The group of calls that a path belongs to."""
     parts = template.strip("/").split("/")
+    if parts[:2] == ["ops", "mode"]:
+        return "mode"
     return parts[1] if parts[0] == "v1" else parts[0]
 
 
@@ -207,8 +209,10 @@ def _path_parameters(template: str) -> Iterable[dict[str, Any]]:
 def _query_parameters(endpoint: Endpoint) -> Iterable[dict[str, Any]]:
     if endpoint.query is None:
         return
-    for name, kind in get_type_hints(endpoint.query, include_extras=True).items():
-        yield {"name": name, "in": "query", "required": False, "schema": msgspec.json.schema(kind)}
+    kinds = get_type_hints(endpoint.query, include_extras=True)
+    for field in msgspec.structs.fields(endpoint.query):
+        schema = msgspec.json.schema(kinds[field.name])
+        yield {"name": field.name, "in": "query", "required": field.required, "schema": schema}
 
 
 def _header_parameters(endpoint: Endpoint) -> Iterable[dict[str, Any]]:

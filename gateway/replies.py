@@ -186,6 +186,8 @@ def problem_reply(problem: Problem, instance: str) -> Reply:
 
 def failure(failed: Failure) -> Problem:
     """The problem that a store's trouble is to the caller, who is told the same for every kind of too much."""
+    if failed.code == "TOO_MANY_REQUESTS":
+        return Problem(failed.code, failed.detail)
     code = "UNAVAILABLE" if failed.code == "OVERLOADED" else failed.code
     return Problem(code, failed.detail, outcome=failed.outcome)
 

@@ -229,7 +229,18 @@ class Reconcile(Request):
     reason: Text | None = None
 
 
-# What may stand behind the question mark. All of it may be left out, and a value is never empty.
+Shard = Annotated[int, Meta(ge=0, le=0, description="The shard's number.")]
+
+
+class SwitchMode(Request):
+    """Who is to decide from now on: Redis (`hot`) or MySQL (`db`). The reason goes into the audit table."""
+
+    mode: Literal["hot", "db"]
+    reason: Text
+    shard: Shard = 0
+
+
+# What may stand behind the question mark. A value is never empty.
 
 Limit = Annotated[int, Meta(ge=1, le=limits.PAGE_ROWS_MAX, description="Rows of one page.")]
 _CURSOR: Final = "What the page before says; anything of another form is refused."
@@ -248,6 +259,19 @@ class ActionsQuery(Request):
 
     limit: Limit = limits.PAGE_ROWS_DEFAULT
     before: ActionsCursor = ""
+
+
+class ModeQuery(Request):
+    """Of which shard."""
+
+    shard: Shard = 0
+
+
+class AbortSwitchQuery(Request):
+    """Why the switch that runs is given up, for the audit table; and of which shard."""
+
+    reason: Text
+    shard: Shard = 0
 
 
 class ExplainKeyQuery(Request):

@@ -18,10 +18,11 @@ from functools import partial
 from typing import Final, Literal, NamedTuple, cast
 
 from inventory.confirmations import Confirmations
-from inventory.hot_path import Called, Decision, Failure, FailureCode, HotPath, Pending
+from inventory.hot_path import Called, Decision, Failure, FailureCode, Pending, Store
 from inventory.moves import REQUEST_MOVES, Move
 from inventory.operations import Operation, Result
-from inventory.outcomes import Outcome
+from inventory.outcomes import CallStatus, Outcome
+from inventory.shard_path import ShardPath
 from kernel import failpoints, limits
 from kernel.clock import SYSTEM_CLOCK, Clock
 from kernel.metrics import Metrics
@@ -38,13 +39,14 @@ SHARE_MIN: Final = 8
 SWEEP_S: Final = 0.05
 """How far past its deadline a request may be answered."""
 
-Durability = Literal["broker", "redis"]
+Durability = Literal["broker", "redis", "mysql"]
+"""What keeps an answer: the queue on disk, Redis alone, or MySQL, which decided it itself."""
 
 
 class Answer(NamedTuple):
     """What a request came to: a decision for each operation, in order.
 
-    `epoch` and `now_ms` (Redis' clock, UTC epoch ms) are those of its last call, 0 where there was none.
+    `epoch` and `now_ms` (the deciding store's clock, UTC epoch ms) are those of its last call, 0 where there was none.
     """
 
     results: list[Decision]
@@ -53,6 +55,9 @@ class Answer(NamedTuple):
     now_ms: int
 
 
+_NO_STORE: Final[frozenset[Store]] = frozenset()
+_STORES: Final[dict[Store, frozenset[Store]]] = {"redis": frozenset({"redis"}), "mysql": frozenset({"mysql"})}
+
 Tell = Callable[[Answer], None]
 """Hears a request's answer, exactly once. Runs amid the answers of others: must be quick and must not raise."""
 
@@ -60,7 +65,19 @@ Tell = Callable[[Answer], None]
 class _Request(Pending):
     """A request on its way: queued, in preparation, in a call, or waiting for its entries to be named."""
 
-    __slots__ = ("begun", "calling", "deadline", "done", "epoch", "lines", "now_ms", "tell", "unnamed")
+    __slots__ = (
+        "begun",
+        "calling",
+        "counted",
+        "deadline",
+        "done",
+        "epoch",
+        "lines",
+        "now_ms",
+        "stores",
+        "tell",
+        "unnamed",
+    )
 
     def __init__(self, ops: Sequence[Operation], tell: Tell, begun: float, deadline: float, *, looks_up: bool) -> None:
         super().__init__(ops, looks_up=looks_up)
@@ -76,6 +93,10 @@ class _Request(Pending):
         """Positions of the operations whose decision waits for its entry to be named."""
         self.epoch = 0
         self.now_ms = 0
+        self.stores: frozenset[Store] = _NO_STORE
+        """Who decided anything of it."""
+        self.counted: Sequence[str] = ()
+        """The keys at which it is counted among those that MySQL is to decide."""
 
 
 class _Line:
@@ -146,7 +167,7 @@ class Batcher:
     def __init__(
         self,
         settings: Settings,
-        path: HotPath,
+        path: ShardPath,
         confirmations: Confirmations,
         metrics: Metrics,
         clock: Clock = SYSTEM_CLOCK,
@@ -161,6 +182,8 @@ class Batcher:
         self._open: dict[_Request, None] = {}
         """Requests without an answer, in the order of their deadlines."""
         self._open_operations = 0
+        self._open_by_key: Counter[str] = Counter()
+        """Operations without an answer that MySQL is to decide, by the keys they name."""
         self._looking_up = 0
         """Look-ups that run."""
         self._unnamed_calls = 0
@@ -222,12 +245,30 @@ class Batcher:
             self._counters.count_outcomes(ops, answer.results)
             tell(answer)
             return None
+        if self._path.decided_by_mysql:
+            if crowded := self._crowded(ops):
+                answer = self._refused(ops, "TOO_MANY_REQUESTS", crowded)
+                self._counters.count_outcomes(ops, answer.results)
+                tell(answer)
+                return None
+            request.counted = [line.inventory_key for op in ops for line in op.lines]
+            self._open_by_key.update(request.counted)
         self._open[request] = None
         self._open_operations += len(ops)
         line.put(request)
         if line.full or (line is self._ready and line.operations >= self._share):
             self._progress.set()
         return request
+
+    def _crowded(self, ops: Sequence[Operation]) -> str:
+        """Why MySQL cannot be asked for these too, or the empty string. One hot key leaves room for all the others."""
+        if self._open_operations + len(ops) > limits.DB_OPEN_OPERATIONS_MAX:
+            return "MySQL decides now, and more waits here than it can decide in time"
+        asked = Counter(line.inventory_key for op in ops for line in op.lines)
+        for key, count in asked.items():
+            if self._open_by_key[key] + count > limits.DB_KEY_OPEN_OPERATIONS_MAX:
+                return f"MySQL decides now, and too much waits for {key!r}"
+        return ""
 
     def _refused(self, ops: Sequence[Operation], code: FailureCode, why: str) -> Answer:
         return Answer([Failure(code, "not_executed", why)] * len(ops), 0, self._durability, 0)
@@ -239,12 +280,15 @@ class Batcher:
         decisions = cast("list[Decision]", request.decisions)
         self._close(request)
         self._counters.count(request.ops, decisions, self._clock.monotonic() - request.begun)
-        request.tell(Answer(decisions, request.epoch, self._durability, request.now_ms))
+        durability: Durability = "mysql" if request.stores == _STORES["mysql"] else self._durability
+        request.tell(Answer(decisions, request.epoch, durability, request.now_ms))
 
     def _close(self, request: _Request) -> None:
         request.done = True
         del self._open[request]
         self._open_operations -= len(request.ops)
+        if request.counted:
+            self._open_by_key -= Counter(request.counted)
         if not self._open:
             self._emptied.set()
 
@@ -322,8 +366,10 @@ class Batcher:
     @property
     def _share(self) -> int:
         """How many operations a call takes: half of all that are open and need no look-up first. If it took all, everybody
-        would move in step, and Redis and this process wait for each other.
+        would move in step, and Redis and this process wait for each other. MySQL's commit costs more than that: it gets all.
         """
+        if self._path.decided_by_mysql:
+            return limits.BATCH_OPERATIONS_MAX
         return max(SHARE_MIN, (self._open_operations - self._lacking.operations + 1) // 2)
 
     # --- what MySQL is asked for ----------------------------------------------------------------------------------------
@@ -395,7 +441,9 @@ class Batcher:
 
     def _take_called(self, requests: Sequence[_Request], called: Called) -> None:
         """Give every request its decisions, and send each where it goes next."""
-        named = self._durability == "redis" or called.confirmed_m >= called.m
+        by_mysql = called.store == "mysql"
+        named = by_mysql or self._durability == "redis" or called.confirmed_m >= called.m
+        decided = called.digest or (by_mysql and called.status is CallStatus.DECIDED)
         waiting: list[tuple[_Request, list[int]]] = []
         again: list[_Request] = []
         first = 0
@@ -406,8 +454,9 @@ class Batcher:
             request.calling = ()
             if request.done:
                 continue
-            if called.digest:
+            if decided:
                 request.epoch, request.now_ms = called.epoch, called.now_ms
+                request.stores |= _STORES[called.store]
             done = request.take_called(positions, decisions)
             if not named and (unnamed := _to_be_named(positions, decisions)):
                 request.unnamed += unnamed

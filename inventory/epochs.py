@@ -12,8 +12,10 @@ from typing import Final
 
 from structlog.typing import FilteringBoundLogger
 
+from inventory import mode_switch
 from inventory.events import WIRE_VERSION, LogMessage, MessageType, Naming, chain, encode_message, encode_naming
 from inventory.head import Head, HeadState, LeadershipLost, Position, draw_epoch, redis_now_ms
+from inventory.mode_switch import Step
 from inventory.shard_row import LeaderRow, begin_term, read_row, set_hot
 from kernel import failpoints, limits
 from kernel.amqp_door import Publisher
@@ -69,11 +71,39 @@ class Steps:
             await self._name_applied(head, state.confirmed_m, applied)
         return state
 
-    async def close_lost(self, row: LeaderRow, head: Head, next_mode: str) -> None:
-        """Close an epoch whose Redis is not the continuation: what MySQL has is all there is."""
-        self.log.warning("epoch is closed, Redis is not its continuation", epoch=row.epoch, applied_m=row.applied_m)
-        await self._fence_what_answers(row, head)
+    async def close_lost(self, row: LeaderRow, head: Head, next_mode: str, why: str) -> None:
+        """Close an epoch without its Redis, for the reason `why`: what MySQL has is all there is.
+
+        That is all that anybody was told under `ack=broker`, for the term began behind it in the queue. Returns without
+        having closed anything where a switch to db was aborted.
+        """
+        self.log.warning(
+            "epoch is closed without its Redis", why=why, epoch=row.epoch, applied_m=row.applied_m, next_mode=next_mode
+        )
+        fenced = await self._fence_what_answers(row, head)
+        if next_mode == "db":
+            if fenced:
+                await self.note_step(row, "fence")
+            await self.note(row, f"{why}: closed behind entry {row.applied_m} of epoch {row.epoch}, all that MySQL has")
+            if not await self.claim_close(row):
+                self.log.warning("the switch was aborted", switch=row.switch_id)
+                return
         await self.close(row, row.applied_m, next_mode)
+
+    async def note_step(self, row: LeaderRow, step: Step) -> bool:
+        """Note a step of the row's switch; False where that does not run any more."""
+        return await mode_switch.append_step(self.database, self.shard, row.switch_id, row.term, step)
+
+    async def note(self, row: LeaderRow, detail: str) -> None:
+        """Say in the row's switch why it waits, or what is particular about it."""
+        await mode_switch.note(self.database, row.switch_id, detail)
+
+    async def claim_close(self, row: LeaderRow) -> bool:
+        """Whether CLOSE may be published for the row's switch: nobody has aborted it, and nobody can from now on."""
+        claimed = await mode_switch.claim_close(self.database, self.shard, row.switch_id, row.term)
+        if claimed:
+            failpoints.hit("leader.after_claim_close")
+        return claimed
 
     async def close(self, row: LeaderRow, after_m: int, next_mode: str) -> LeaderRow:
         """Send CLOSE as the last message of the epoch, and again if need be, until the row has moved."""
@@ -98,6 +128,18 @@ class Steps:
             raise LeadershipLost("the row moved while an epoch was opened")
         failpoints.hit("leader.after_row_hot")
         self.log.info("epoch opened", epoch=epoch, term=row.term)
+
+    async def obstacle_to_open(self) -> str:
+        """Why no epoch can be opened now, empty where nothing is known to speak against it. Raises for MySQL's trouble."""
+        try:
+            skew_ms = await self.clock_skew_ms()
+        except StoreUnavailable as away:
+            if away.store != "redis":
+                raise
+            return f"Redis is out of reach: {away}"
+        if abs(skew_ms) > limits.CLOCK_SKEW_MS_MAX:
+            return "the clocks of Redis and MySQL disagree"
+        return ""
 
     async def clock_skew_ms(self) -> int:
         """How far Redis' clock is ahead of MySQL's, in ms; both are asked now."""
@@ -128,10 +170,12 @@ class Steps:
             await head.confirm(Position(*named[-1]), encode_naming(Naming(head.keys.epoch, named)))
             after_m = named[-1][0]
 
-    async def _fence_what_answers(self, row: LeaderRow, head: Head) -> None:
+    async def _fence_what_answers(self, row: LeaderRow, head: Head) -> bool:
         """Stop decisions that nobody would ever relay; a Redis that is away, empty or damaged decides nothing anyway."""
+        fenced = False
         try:
             await head.fence(on=True)
+            fenced = True
             confirmed_m = int(await self.redis.command("HGET", head.keys.head, "confirmed_m"))
             if confirmed_m > row.applied_m:
                 # Only a queue that lost confirmed messages, and a log that had to let go of them, come to this.
@@ -141,6 +185,7 @@ class Steps:
         except (StockgateError, LeadershipLost) as failure:
             self.log.info("head was not fenced", epoch=row.epoch, reason=str(failure))
         failpoints.hit("leader.after_fence")
+        return fenced
 
     async def _send_until(
         self, message: LogMessage, term: int, done: Callable[[LeaderRow], bool], *, after_send: str

@@ -21,6 +21,7 @@ from inventory.explain_verdict import (
     closed,
     cold_key,
     contradiction,
+    decided_by_mysql,
     drifted_key,
     healthy_key,
     held_key,
@@ -369,7 +370,8 @@ def _chief(  # noqa: PLR0911 -- one return for each class
 ) -> Finding:
     """The finding that gives the key its class."""
     facts, there = reading.facts, reading.redis
-    if facts is None or told is None or "redis" in missing:
+    in_db_mode = facts is not None and facts.shard.mode == "db"
+    if facts is None or told is None or ("redis" in missing and not in_db_mode):
         return undetermined(missing, _known(facts.balance if facts else None, there))
     balance = facts.balance
     if balance is not None and balance.held == "held":
@@ -377,6 +379,8 @@ def _chief(  # noqa: PLR0911 -- one return for each class
         return held_key(key, len(told.parked[:PARKED_MAX]), len(told.parked) > PARKED_MAX, reason)
     if balance is not None and balance.held == "until_close":
         return rejected_key(key, shard, balance.quantities)
+    if in_db_mode:
+        return decided_by_mysql(reading.epoch)
     if facts.shard.mode != "hot" or there is None:
         reason = facts.shard.rebuild_reason if facts.shard.rebuild_wanted else ""
         return closed(facts.shard.mode, reading.epoch, reason, headless=facts.shard.mode == "hot")

@@ -21,6 +21,7 @@ from inventory.explain_verdict import (
     closed,
     cold_order,
     contradiction,
+    decided_by_mysql,
     drifted_order,
     healthy_order,
     held_order,
@@ -405,7 +406,8 @@ def _chief(  # noqa: PLR0911 -- one return for each class
 ) -> Finding:
     """The finding that gives the order its class."""
     told, record = reading.mysql, reading.record
-    if told is None or missing:
+    in_db_mode = told is not None and told.shard.mode == "db"
+    if told is None or (missing and not in_db_mode):
         known = (
             f"What did answer says that the order is {status}." if lines else "What did answer does not know the order."
         )
@@ -417,6 +419,8 @@ def _chief(  # noqa: PLR0911 -- one return for each class
         if rejected := _rejected(told.steps):
             return _rejected_finding(rejected)
         return lost_order(shard) if in_flight and in_flight.changes else never_took_effect()
+    if in_db_mode:
+        return decided_by_mysql(reading.epoch)
     if told.shard.mode != "hot" or reading.head is None:
         reason = told.shard.rebuild_reason if told.shard.rebuild_wanted else ""
         return closed(told.shard.mode, reading.epoch, reason, headless=told.shard.mode == "hot")

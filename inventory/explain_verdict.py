@@ -22,6 +22,8 @@ class ExplainedClass(Enum):
     """A store did not answer, so the two were not compared."""
     CLOSED = "closed"
     """Nobody decides: the shard is between two epochs, or Redis lost the head of this one."""
+    DECIDED_BY_MYSQL = "decided_by_mysql"
+    """The shard is in db mode: there is one store, and it is right."""
     HELD = "held"
     """Events are parked: an operator decides."""
     REJECTED = "rejected"
@@ -97,6 +99,16 @@ def undetermined(missing: Sequence[str], known: str) -> Finding:
         False,
         f"{away} {verb} not answer, so nothing was compared. {known}",
         f"Bring {away} back and ask again; GET /health/ready of a gateway says what else is missing.",
+    )
+
+
+def decided_by_mysql(epoch: int) -> Finding:
+    """The shard is in db mode."""
+    return Finding(
+        ExplainedClass.DECIDED_BY_MYSQL,
+        True,
+        f"The shard is in db mode, epoch {epoch}: MySQL decides, and the number is MySQL's. Redis takes no part.",
+        "Nothing to do. `stockgate mode` says why the shard is in db mode; `stockgate mode hot --reason …` gives it back to Redis.",
     )
 
 

@@ -29,7 +29,8 @@ from kernel.settings import Settings
 
 Got = TypeVar("Got")
 
-FailureCode = Literal["UNAVAILABLE", "SHARD_CLOSED", "OVERLOADED"]
+FailureCode = Literal["UNAVAILABLE", "SHARD_CLOSED", "OVERLOADED", "TOO_MANY_REQUESTS"]
+Store = Literal["redis", "mysql"]
 FailureOutcome = Literal["not_executed", "unknown"]
 
 
@@ -64,6 +65,8 @@ class Called(NamedTuple):
     """Redis' clock, UTC epoch ms; 0 where it was not asked."""
     decisions: list[Decision]
     """One for each operation, in their order; may hold the outcomes of `REPEATED`."""
+    store: Store = "redis"
+    """Who decided. What MySQL has committed waits for nothing; it has no entry."""
 
 
 class Need(NamedTuple):
@@ -267,9 +270,13 @@ class HotPath:
         return known if known.m else NONE_KNOWN
 
     def _newest_epoch(self) -> int:
-        """The highest epoch that this process has heard of. Those before it are over, whatever Redis says of them."""
+        """The highest epoch that this process has heard of, MySQL's own ones (db mode) among them.
+
+        Those before it are over, whatever Redis says of them.
+        """
         named_in = self._confirmations.epoch if self._confirmations is not None else 0
-        return max(self._watch.hot_epoch, named_in, self._loader.applied[0])
+        row = self._watch.row
+        return max(row.epoch if row is not None else 0, named_in, self._loader.applied[0])
 
     async def _call_without_reserves(
         self, header: CallHeader, ops: Sequence[Operation], refused: StoreRefused

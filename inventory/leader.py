@@ -2,7 +2,8 @@
 
 The lock is an exclusive queue on the very connection that publishes. Whatever is in doubt, the connection is dropped, the
 lock with it, and this process stands as a candidate again; the term it draws next makes harmless what is still under way.
-A candidate that cannot reach Redis leaves the lock to others.
+A candidate that cannot reach Redis leaves the lock to others, unless MySQL decides, or is to: for that nothing is needed
+of Redis.
 """
 
 import asyncio
@@ -13,20 +14,26 @@ from typing import Final, NamedTuple, cast
 
 from structlog.typing import FilteringBoundLogger
 
+from inventory import mode_switch
+from inventory.db_expiry import DbSweeper
+from inventory.db_path import DbPath
 from inventory.epochs import Steps
 from inventory.events import Naming
 from inventory.head import ChainBroken, Head, LeadershipLost
 from inventory.hot_path import HotPath
+from inventory.leftovers import Leftovers
 from inventory.loading import Loader
-from inventory.reign import Doors, Reign
+from inventory.mode_switch import SwitchRefused
+from inventory.operator_actions import Action
+from inventory.reign import SWEEP_S, Doors, Reign
 from inventory.relay import Tell
-from inventory.shard_row import LeaderRow, read_row
+from inventory.shard_row import LeaderRow, enter_db, leave_db, read_row
 from inventory.shard_state import ShardWatch
 from kernel import failpoints, limits
 from kernel.amqp_door import Publisher
 from kernel.amqp_topology import leader_lock
 from kernel.clock import SYSTEM_CLOCK, Clock
-from kernel.errors import StoreUnavailable
+from kernel.errors import Retryable, StockgateError, StoreUnavailable
 from kernel.logs import get_logger
 from kernel.metrics import Metrics
 from kernel.mysql_door import Database
@@ -42,6 +49,15 @@ OUT_OF_REACH_PAUSE_S: Final = (0.5, 1.5)
 """After a try that did not come so far as to lead: longer, so that one who cannot does not stand in the way."""
 RESIGN_LIMIT_S: Final = 2.0
 """A leader that is asked to end waits so long for what it has published to be confirmed and named."""
+REDIS_CHANCE_S: Final = 2.0
+"""So long Redis must have been out of reach before its epoch is closed without it, or an opening is given up for mode db:
+another candidate may reach it, and it may be back in a moment."""
+REDIS_AWAY_GAP_S: Final = 30.0
+"""Two failures further apart than this are two absences."""
+CLEAR_AGAIN_S: Final = 5.0
+"""While MySQL decides, Redis is looked through this often for what a return has brought back."""
+HOT_AGAIN_S: Final = 30.0
+"""After an opening that was given up for mode db the next one begins so much later: nobody decides while it is tried."""
 
 
 def _tell_nobody(_naming: Naming) -> None:
@@ -54,6 +70,18 @@ class LeaderStatus(NamedTuple):
     leading: bool
     term: int
     epoch: int
+
+
+class _Absence(NamedTuple):
+    """Since when Redis has been out of reach without a break, and when it was last, by the monotonic clock, in seconds.
+
+    `epoch` and `applied_m` are the row's: where they have moved, somebody has led in between.
+    """
+
+    since_s: float
+    last_s: float
+    epoch: int
+    applied_m: int
 
 
 class Leader:
@@ -73,6 +101,7 @@ class Leader:
         """`tell` hears what is confirmed before it is named to all, and without the way over Redis."""
         self._settings = settings
         self._tell = tell
+        self._db_sweeper = DbSweeper(DbPath(settings, database, shard), settings, database, shard)
         self.shard = shard
         self._database = database
         self._metrics = metrics
@@ -84,6 +113,11 @@ class Leader:
         self._broken_at: tuple[int, int] | None = None
         self._noted = ""
         self._changes = 0
+        self._absence: _Absence | None = None
+        self._given_up = (0, 0.0)
+        self._clearing: asyncio.Task[None] | None = None
+        self._waits_for = (0, "")
+        self._sweep_failure = ""
         self.connections = 0
         """How many it has made to the broker."""
         self.failure = ""
@@ -161,8 +195,7 @@ class Leader:
 
     async def _lead(self, publisher: Publisher) -> None:
         async with self._doors() as (redis, doors, hot_path, watch):
-            # Asked before a term is drawn: without Redis there is nothing to lead, and another may reach it.
-            await redis.command("PING")
+            await self._ask_redis_before_term(redis)
             steps = Steps(self._settings, self.shard, self._database, redis, publisher, self._clock, self._log)
             row = await steps.begin_term()
             self._begins(row)
@@ -180,24 +213,132 @@ class Leader:
 
     async def _govern(self, steps: Steps, row: LeaderRow, doors: Doors, hot_path: HotPath) -> None:
         """Do what the row's mode asks for, until it moves."""
+        if row.mode != "db":
+            self._stop_clearing()
         if row.mode == "opening":
-            await steps.open(row)
-            self._metrics.epochs_opened_total.labels(self.shard).inc()
+            await self._govern_opening(steps, row)
         elif row.mode == "hot":
             await self._govern_hot(steps, row, doors, hot_path)
         else:
-            # Another part decides in this mode; the lock only keeps the shard's log in one hand.
+            await self._govern_db(steps, row)
+
+    async def _govern_opening(self, steps: Steps, row: LeaderRow) -> None:
+        """Open an epoch; or let MySQL decide, where that is wanted, or Redis went away on the way back to it."""
+        if row.switch_to == "db":
+            # CLOSE was obeyed, so MySQL has everything: no epoch has to be opened only to be closed again.
+            await enter_db(self._database, self.shard, row)
+            return
+        obstacle = ""
+        try:
+            if row.switch_to == "hot":
+                obstacle = await steps.obstacle_to_open()
+            if not obstacle:
+                await steps.open(row)
+                self._absence = None
+                self._metrics.epochs_opened_total.labels(self.shard).inc()
+                return
+        except StoreUnavailable as away:
+            if away.store != "redis" or not (row.switch_to == "hot" or await self._goes_on_without_redis(row)):
+                raise
+            obstacle = f"Redis is out of reach: {away}"
+        if row.switch_to == "hot":
+            await self._wait_for(steps, row, obstacle)
+            if self._note_absence(row) >= REDIS_CHANCE_S and await enter_db(self._database, self.shard, row):
+                self._log.error("MySQL decides again: no epoch could be opened", reason=obstacle)
+                self._given_up = (row.switch_id, self._clock.monotonic())
+                return
             await asyncio.sleep(limits.SHARD_POLL_MS / 1000)
+
+    async def _govern_db(self, steps: Steps, row: LeaderRow) -> None:
+        """One round of the mode in which MySQL decides; the lock only keeps the shard in one hand."""
+        self._show_db(row)
+        if self._clearing is None:
+            self._clearing = asyncio.create_task(self._clear_again_and_again(steps, row), name="leftovers")
+        elif self._clearing.done():
+            self._clearing.result()  # ends by what nobody foresaw alone: that must not stay unseen
+        if row.switch_to == "db":
+            failpoints.hit("leader.before_switch_done")
+            await mode_switch.finish(self._database, self.shard, row.switch_id, row.term, steps=("closed",))
+            self._log.info("MySQL decides", switch=row.switch_id, epoch=row.epoch)
+            return
+        if row.switch_to == "hot" and not self._rests(row):
+            obstacle = await steps.obstacle_to_open()
+            await self._wait_for(steps, row, obstacle)
+            if not obstacle and await self._leave_db(row):
+                return
+        try:
+            await self._db_sweeper.sweep(term=row.term)
+            self._sweep_failure = ""
+        except StockgateError as failure:
+            if self._sweep_failure != str(failure):
+                self._log.warning("what is due could not be released", failure=str(failure))
+            self._sweep_failure = str(failure)
+        await asyncio.sleep(SWEEP_S)
+
+    async def _clear_again_and_again(self, steps: Steps, row: LeaderRow) -> None:
+        """Let a Redis that comes back hold nothing of its old epochs: not a head that a gateway could still believe in."""
+        while True:
+            head = Head(door=steps.redis, namer=steps.redis, keys=EpochKeys(self.shard, row.epoch - 1), term=row.term)
+            leftovers = Leftovers(
+                redis=steps.redis, database=self._database, shard=self.shard, row=row, clock=self._clock, log=self._log
+            )
+            # An epoch that was closed without its Redis is fenced first. Often it has no head, or Redis is still away.
+            with suppress(StockgateError, LeadershipLost):
+                await head.fence(on=True)
+            # A gateway that missed a naming still asks the head for it.
+            await asyncio.sleep(CLEAR_AGAIN_S)
+            with suppress(StockgateError):
+                self._metrics.stale_entries_total.labels(self.shard).inc(await leftovers.clear())
+
+    def _stop_clearing(self) -> None:
+        if self._clearing is not None:
+            self._clearing.cancel()
+            self._clearing = None
+
+    def _rests(self, row: LeaderRow) -> bool:
+        """Whether this switch to hot was tried and given up just now."""
+        switch_id, at_s = self._given_up
+        return row.switch_id == switch_id and self._clock.monotonic() < at_s + HOT_AGAIN_S
+
+    async def _leave_db(self, row: LeaderRow) -> bool:
+        """Let nobody decide, once all that MySQL is deciding is done; False where that has to be tried again."""
+        try:
+            left = await leave_db(self._database, self.shard, row)
+        except Retryable as failure:
+            self._log.info("the row is locked", reason=str(failure))
+            return False
+        if left:
+            self._absence = None
+            failpoints.hit("leader.after_leave_db")
+        return left
+
+    async def _wait_for(self, steps: Steps, row: LeaderRow, obstacle: str) -> None:
+        """Say in the log and in the switch what it waits for, each thing once."""
+        if (row.switch_id, obstacle) != self._waits_for:
+            await steps.note(row, obstacle)
+            self._waits_for = (row.switch_id, obstacle)
+            if obstacle:
+                self._log.warning("a switch waits", switch=row.switch_id, reason=obstacle)
 
     async def _govern_hot(self, steps: Steps, row: LeaderRow, doors: Doors, hot_path: HotPath) -> None:
         keys = EpochKeys(self.shard, row.epoch)
         head = Head(door=steps.redis, namer=doors.namer, keys=keys, term=row.term)
-        state = await steps.take_over(row, head)
+        try:
+            state = await steps.take_over(row, head)
+        except StoreUnavailable as away:
+            if away.store != "redis" or not await self._goes_on_without_redis(row):
+                raise
+            row = await self._read_own_row(row.term)
+            if row.switch_to == "db":
+                await steps.close_lost(row, head, "db", f"Redis is out of reach: {away}")
+            return
+        self._absence = None
         begins_at = (row.epoch, row.applied_m)
         if state is None or begins_at == self._broken_at:
             # It holds what MySQL has, but nobody gets beyond that: once may be chance, twice in one place is damage.
             self._broken_at = None
-            await steps.close_lost(row, head, "opening")
+            next_mode = row.switch_to if row.switch_to == "db" else "opening"
+            await steps.close_lost(row, head, next_mode, "Redis is not the continuation of what was published")
             return
         self._reign = Reign(
             steps=steps,
@@ -218,6 +359,65 @@ class Leader:
             raise
         finally:
             self._reign = None
+
+    # --- without Redis ------------------------------------------------------------------------------------------------
+
+    async def _ask_redis_before_term(self, redis: RedisDoor) -> None:
+        """Raise StoreUnavailable, before a term is drawn, if Redis is needed and away: another candidate may reach it."""
+        try:
+            await redis.command("PING")
+        except StoreUnavailable:
+            row = await read_row(self._database, self.shard)
+            if row.mode != "db" and not await self._goes_on_without_redis(row):
+                raise
+
+    async def _goes_on_without_redis(self, row: LeaderRow) -> bool:
+        """Note that Redis could not be asked while it decides or is to; whether the shard goes on towards mode db.
+
+        Asks for that itself where the settings say so.
+        """
+        away_s = self._note_absence(row)
+        if row.switch_to == "hot" and row.mode == "hot" and away_s >= REDIS_CHANCE_S:
+            # It was opened and never unfenced. Only an ended switch lets anybody ask for mode db.
+            await mode_switch.finish(
+                *(self._database, self.shard, row.switch_id, row.term),
+                status="FAILED",
+                detail="Redis went away before its new epoch was unfenced",
+            )
+            return False
+        if not row.switch_to and 0 < self._settings.auto_db_after_s <= away_s:
+            return await self._ask_for_db(away_s)
+        return row.switch_to != "" and (away_s >= REDIS_CHANCE_S or (row.mode, row.switch_to) == ("opening", "db"))
+
+    def _note_absence(self, row: LeaderRow) -> float:
+        """Redis is out of reach now; for how many seconds it has been, as far as this candidate knows."""
+        now_s, absence = self._clock.monotonic(), self._absence
+        if (
+            absence is None
+            or now_s - absence.last_s > REDIS_AWAY_GAP_S
+            or (absence.epoch, absence.applied_m) != (row.epoch, row.applied_m)
+        ):
+            absence = _Absence(now_s, now_s, row.epoch, row.applied_m)
+        self._absence = absence._replace(last_s=now_s)
+        return now_s - absence.since_s
+
+    async def _ask_for_db(self, away_s: float) -> bool:
+        """Ask for mode db on nobody's behalf; whether such a switch runs now."""
+        action = Action("stockgate", "switch_mode", f"shard {self.shard}", f"Redis has been away for {away_s:.0f} s")
+        try:
+            switch_id = await mode_switch.request_switch(self._database, self.shard, "db", action)
+        except SwitchRefused as refused:
+            self._log.info("no switch to db", reason=str(refused))
+            return False
+        self._log.error("MySQL is to decide: Redis is away", switch=switch_id, away_s=round(away_s, 1))
+        return True
+
+    def _show_db(self, row: LeaderRow) -> None:
+        self._metrics.forget_head(self.shard)
+        self._metrics.show_mode(self.shard, row.mode)
+        self._metrics.epoch.labels(self.shard).set(row.epoch)
+        self._metrics.applied_m.labels(self.shard).set(row.applied_m)
+        self.status = LeaderStatus(leading=True, term=row.term, epoch=row.epoch)
 
     async def _read_own_row(self, term: int) -> LeaderRow:
         row = await read_row(self._database, self.shard)
@@ -250,6 +450,7 @@ class Leader:
         self.status = LeaderStatus(leading=True, term=row.term, epoch=row.epoch)
 
     def _ends(self) -> None:
+        self._stop_clearing()
         self._metrics.leader.labels(self.shard).set(0)
         self._metrics.forget_shard(self.shard)
         self.status = LeaderStatus(leading=False, term=0, epoch=0)
@@ -257,7 +458,7 @@ class Leader:
     def _note(self, failure: Exception) -> None:
         """Log why this process starts anew, each reason once in a row; what nobody foresaw with its traceback."""
         causes = list(_causes(failure))
-        foreseen = all(isinstance(cause, LeadershipLost | StoreUnavailable) for cause in causes)
+        foreseen = all(isinstance(cause, LeadershipLost | StoreUnavailable | Retryable) for cause in causes)
         reason = "; ".join(str(cause) for cause in causes)
         self.failure = reason
         if reason != self._noted:

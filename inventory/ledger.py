@@ -243,6 +243,7 @@ async def update_shard(transaction: Transaction, shard: LockedShard) -> None:
         _UPDATE_SHARD,
         (
             shard.mode,
+            shard.epoch,
             shard.applied_term,
             shard.applied_m,
             shard.applied_digest,

@@ -166,14 +166,19 @@ async def carry_out(
     return done
 
 
-async def _finish(database: Database, action_id: int, came: Came, now_ms: int) -> None:
+async def insert_outcome(transaction: Transaction, action_id: int, came: Came, now_ms: int) -> None:
+    """Note what came of an action; a second outcome is refused."""
     row = (
         *(action_id, came.outcome, came.before[:IMAGE_CHARS_MAX], came.after[:IMAGE_CHARS_MAX]),
         *(came.detail[:DETAIL_CHARS_MAX], now_ms),
     )
+    await transaction.execute(sql.load("insert_operator_action_outcome"), row)
+
+
+async def _finish(database: Database, action_id: int, came: Came, now_ms: int) -> None:
     try:
         async with database.transaction() as transaction:
-            await transaction.execute(sql.load("insert_operator_action_outcome"), row)
+            await insert_outcome(transaction, action_id, came, now_ms)
     except StockgateError as failure:
         # The action is over and its result known: a row that stays PENDING says less than that, but nothing false.
         log.warning("outcome of an operator's action not written", action_id=action_id, reason=str(failure))

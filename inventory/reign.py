@@ -13,6 +13,7 @@ from typing import Final
 
 from structlog.typing import FilteringBoundLogger
 
+from inventory import mode_switch
 from inventory.epochs import Steps
 from inventory.expiry import Sweeper
 from inventory.filter_of_orders import FilterOfOrders
@@ -33,6 +34,10 @@ CHAIN_CHECK_S: Final = 1.0
 REDIS_RETRY_S: Final = 0.1
 REDIS_AWAY_MAX_S: Final = 3.0
 """A leader that cannot reach Redis for this long leaves the lock to one that perhaps can."""
+REDIS_AWAY_SWITCHING_MAX_S: Final = 1.0
+"""The same while MySQL is to decide anyway: it does not need Redis for that."""
+DRAIN_LOOK_S: Final = 1.0
+"""While a log is drained for a switch, its leader sees this often whether Redis can still be written to."""
 SWEEP_S: Final = 0.5
 UPKEEP_S: Final = 1.0
 FILTER_LOOK_S: Final = 2.0
@@ -80,6 +85,8 @@ class Reign:
         self._fenced = state.fenced
         self._head_m = state.m
         self._closing = False
+        self._switching = 0
+        self._close_task: asyncio.Task[None] | None = None
         self._skewed = 0
         self._caught_up_ms = 0
         self._resend = Resend()
@@ -141,7 +148,8 @@ class Reign:
                 state = await self._head.check(self.relay.read)
                 await self._remind_of_what_was_forgotten(state, named_m)
             except StoreUnavailable as away:
-                if self._steps.clock.monotonic() - answered_at > REDIS_AWAY_MAX_S:
+                limit_s = REDIS_AWAY_SWITCHING_MAX_S if self._row.switch_to == "db" else REDIS_AWAY_MAX_S
+                if self._steps.clock.monotonic() - answered_at > limit_s:
                     raise LeadershipLost(f"Redis does not answer: {away}") from away
                 await asyncio.sleep(REDIS_RETRY_S)
                 continue
@@ -169,12 +177,13 @@ class Reign:
         """Read the row again and again and do what it asks for."""
         while True:
             if await self._attempt("row", self._read_row):
+                self._heed_abort()
                 await self._attempt("fence", self._fence_as_needed)
                 await self._attempt("resend", self._resend_as_needed)
                 await self._attempt("held keys", self._freeze_as_needed)
-                if self._row.rebuild_wanted and not self._closing:
-                    self._closing = True
-                    group.create_task(self._close("opening"), name="close")
+                if self._row.switch_to == "hot" and not self._fenced:
+                    await self._attempt("switch", self._finish_switch)
+                self._close_as_needed(group)
             await asyncio.sleep(limits.SHARD_POLL_MS / 1000)
 
     async def _read_row(self) -> None:
@@ -197,7 +206,7 @@ class Reign:
             self._log.error("fenced: the clocks of Redis and MySQL disagree", skew_ms=skew_ms)
             await self._head.fence(on=True)
             self._fenced = True
-        if self._fenced and not self._skewed and not self._closing and not self._row.rebuild_wanted:
+        if self._fenced and not self._skewed and not self._must_close:
             await self._head.fence(on=False)
             self._fenced = False
             failpoints.hit("leader.after_unfence")
@@ -225,7 +234,80 @@ class Reign:
         if held is not None:
             self._metrics.held_keys.labels(self._steps.shard).set(held)
 
-    # --- closing ------------------------------------------------------------------------------------------------------
+    # --- switching and closing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _must_close(self) -> bool:
+        return self._closing or bool(self._row.rebuild_wanted) or self._row.switch_to == "db"
+
+    def _close_as_needed(self, group: asyncio.TaskGroup) -> None:
+        """Begin to close, once. What is under way goes on first; of two wishes the switch, which contains the other."""
+        if self._closing:
+            return
+        if self._row.switch_to == "db":
+            self._closing, self._switching = True, self._row.switch_id
+            self._close_task = group.create_task(self._close_for_switch(self._row), name="close")
+        elif self._row.rebuild_wanted:
+            self._closing = True
+            group.create_task(self._close("opening"), name="close")
+
+    def _heed_abort(self) -> None:
+        """Stop closing for a switch that was aborted. That it was says that its CLOSE is not published, and never will be."""
+        if self._switching and self._row.switch_id != self._switching:
+            self._log.warning("the switch was aborted", switch=self._switching)
+            if self._close_task is not None:
+                self._close_task.cancel()
+            self._closing, self._switching = False, 0
+
+    async def _finish_switch(self) -> None:
+        """Redis decides: the switch that wanted it is over."""
+        failpoints.hit("leader.before_switch_done")
+        steps, row = self._steps, self._row
+        await mode_switch.finish(steps.database, steps.shard, row.switch_id, row.term, steps=("unfence",), detail="")
+        self._log.info("Redis decides", switch=row.switch_id)
+
+    async def _close_for_switch(self, row: LeaderRow) -> None:
+        """Close so that MySQL decides. Until the close is claimed the switch may be aborted: then this ends, or is ended.
+
+        The log's end is fixed after the claim, so that nothing of it has to be taken back.
+        """
+        self._log.warning("MySQL is to decide", switch=row.switch_id)
+        await self._fence_or_give_up()
+        self._fenced = True
+        failpoints.hit("leader.after_fence")
+        await self._until_done("switch", lambda: self._steps.note_step(row, "fence"))
+        await self._until_done("head", self._read_head)
+        await self._drain()
+        await self._until_done("switch", lambda: self._steps.note_step(row, "drain"))
+        failpoints.hit("leader.after_drain")
+        claimed: list[bool] = []
+
+        async def claim() -> None:
+            claimed.append(await self._steps.claim_close(row))
+
+        await self._until_done("switch", claim)
+        if not claimed[-1]:
+            return
+        self.relay.end_at(self._head_m)
+        await self._steps.close(row, self._head_m, "db")
+        raise _EpochClosed
+
+    async def _drain(self) -> None:
+        """Wait until the whole log is confirmed and named, as long as Redis can be written to: without that nothing is."""
+        while self.relay.named_m < self._head_m:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_LOOK_S):
+                    await self.relay.caught_up(self._head_m)
+                    return
+            await self._fence_or_give_up()
+
+    async def _fence_or_give_up(self) -> None:
+        """Fence, or raise LeadershipLost: a Redis that answers and takes no writes is as good as away to this switch."""
+        deadline = self._steps.clock.monotonic() + REDIS_AWAY_SWITCHING_MAX_S
+        while not await self._attempt("fence", lambda: self._head.fence(on=True)):
+            if self._steps.clock.monotonic() > deadline:
+                raise LeadershipLost("Redis does not take the fence that a switch needs")
+            await asyncio.sleep(REDIS_RETRY_S)
 
     async def _close(self, next_mode: str) -> None:
         """Fence, relay what the log still holds, and send CLOSE behind it until the worker has obeyed."""
@@ -307,7 +389,7 @@ class Reign:
         shard, metrics, row = self._steps.shard, self._metrics, self._row
         head_m = max(self._head_m, self.relay.read.m)
         lag = max(0, head_m - row.applied_m)
-        metrics.shard_hot.labels(shard).set(1 if row.mode == "hot" else 0)
+        metrics.show_mode(shard, row.mode)
         metrics.fenced.labels(shard).set(1 if self._fenced else 0)
         metrics.epoch.labels(shard).set(row.epoch)
         metrics.log_head_m.labels(shard).set(head_m)

@@ -11,7 +11,16 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from inventory.events import WIRE_VERSION, Change, LogMessage, MessageType, chain, decode_changes, decode_message
+from inventory.events import (
+    WIRE_VERSION,
+    Change,
+    LogMessage,
+    MessageType,
+    chain,
+    decode_changes,
+    decode_message,
+    genesis,
+)
 from kernel import limits
 
 GAP_ALARM_MS: Final = 5_000
@@ -246,7 +255,10 @@ class StaleEntry(NamedTuple):
 
 @dataclass(slots=True)
 class Arrangement:
-    """What a list of messages comes to. `shard` is the row as it will be when all `taken` are applied."""
+    """What a list of messages comes to. `shard` is the row as it will be when all `taken` are applied.
+
+    After a CLOSE for mode db it names the next epoch, whose changes MySQL decides; `taken` are all of the one before.
+    """
 
     shard: LockedShard
     verdicts: list[Verdict]
@@ -261,6 +273,23 @@ class Arrangement:
     """Messages of an older term."""
     dropped: int = 0
     """Messages beyond a gap that were not kept."""
+
+
+def _begin_db_epoch(shard: LockedShard) -> LockedShard:
+    """The closed row as MySQL goes on with it: an epoch of its own, so that (epoch, seq) grows across the modes.
+
+    Later messages of the closed epoch are then those of any older one. The pass itself still judges them by the epoch that
+    it began with: what it has taken is not in the tables yet, and would be listed as stale.
+    """
+    epoch = shard.epoch + 1
+    return shard._replace(
+        epoch=epoch,
+        applied_m=0,
+        applied_digest=genesis(shard.shard_no, epoch),
+        wanted_m=0,
+        rebuild_wanted=0,
+        rebuild_reason="",
+    )
 
 
 def arrange(
@@ -341,6 +370,8 @@ class _Sequence:
             alarm=alarm,
             alarm_detail=alarm_detail,
         )
+        if result.closed and self.mode == "db":
+            result.shard = _begin_db_epoch(result.shard)
         return result
 
     def _take_malformed(self, index: int, item: Incoming) -> None:

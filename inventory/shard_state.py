@@ -66,6 +66,11 @@ class ShardWatch:
         self._changed = asyncio.Event()
 
     @property
+    def mode(self) -> str:
+        """The shard's mode by the row that was read last; empty where nothing is known yet."""
+        return self.row.mode if self.row is not None else ""
+
+    @property
     def hot_epoch(self) -> int:
         """The epoch in which Redis decides, or 0 where it does not (or nothing is known yet)."""
         return self.row.epoch if self.row is not None and self.row.mode == "hot" else 0
@@ -103,5 +108,6 @@ class ShardWatch:
             except StockgateError as error:
                 # The last known row stays: known orders go on without MySQL. Readiness shows why.
                 self.failure = error
-            poll_ms = limits.SHARD_POLL_MS if self.hot_epoch else limits.SHARD_POLL_MS / _CLOSED_POLLS_FASTER
+            decided = self.mode in {"hot", "db"}
+            poll_ms = limits.SHARD_POLL_MS if decided else limits.SHARD_POLL_MS / _CLOSED_POLLS_FASTER
             await asyncio.sleep(poll_ms / 1000)

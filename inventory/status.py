@@ -12,6 +12,7 @@ from inventory.events import decode_changes
 from inventory.explain_key import KeyExplanation, explain_key
 from inventory.explain_order import OrderExplanation, explain_order
 from inventory.head import redis_now_ms
+from inventory.mode_switch import SwitchView, ToMode, abort_switch, read_switch, request_switch
 from inventory.operator_actions import Action, ActionPage
 from inventory.reconcile_tasks import TaskView
 from inventory.shard_state import ShardRow, read_shard
@@ -90,6 +91,18 @@ class Overview:
     async def request_reconcile(self, keys: Sequence[str], action: Action) -> int:
         """Leave a task for the reconciler; its number. Raises BadReason and what the door raises."""
         return await reconcile_tasks.request(self._database, self._shard, keys, action, SYSTEM_CLOCK.now_ms())
+
+    async def mode(self) -> tuple[ShardRow, SwitchView | None]:
+        """The shard's row, and its newest switch: the running one if one runs. Raises what the door raises."""
+        return await read_shard(self._database, self._shard), await read_switch(self._database, self._shard)
+
+    async def request_switch(self, to_mode: ToMode, action: Action) -> int:
+        """Begin a switch; its id. Raises as `mode_switch.request_switch`."""
+        return await request_switch(self._database, self._shard, to_mode, action)
+
+    async def abort_switch(self, action: Action) -> int:
+        """End the running switch; its id. Raises as `mode_switch.abort_switch`."""
+        return await abort_switch(self._database, self._shard, action)
 
     async def actions(self, limit: int, before: str) -> ActionPage:
         """What operators did, the newest first; raises BadCursor and what the door raises."""

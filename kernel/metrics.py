@@ -24,6 +24,7 @@ DELAY_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 WORKER_BATCH_BUCKETS: Final = (1, 5, 10, 50, 100, 250, 500, 1_000, 2_000, 4_000)
 
+MODES: Final = ("hot", "db", "opening")
 LOOP_LOOK_S: Final = 0.25
 """How often a process looks at how late its event loop is."""
 
@@ -79,6 +80,7 @@ class Metrics:
         )
         # The log, as leader, gateway or worker last saw it.
         self.shard_hot = self._gauge("shard_hot", "1 while the shard's row says that Redis decides.", "shard")
+        self.shard_mode = self._gauge("shard_mode", "1 for the mode that the shard's row has.", "shard", "mode")
         self.fenced = self._gauge("fenced", "1 while the head forbids decisions.", "shard")
         self.log_head_m = self._gauge("log_head_m", "Last entry of the log.", "shard")
         self.confirmed_m = self._gauge("confirmed_m", "Last entry confirmed by the queue.", "shard")
@@ -161,6 +163,12 @@ class Metrics:
         """Count a failure at a store's door."""
         self.store_errors_total.labels(store, failure_code(failure)).inc()
 
+    def show_mode(self, shard: int, mode: str) -> None:
+        """Show who decides: `hot` Redis, `db` MySQL, `opening` nobody."""
+        self.shard_hot.labels(shard).set(1 if mode == "hot" else 0)
+        for other in MODES:
+            self.shard_mode.labels(shard, other).set(1 if other == mode else 0)
+
     def forget_head(self, shard: int) -> None:
         """Show nothing more of what only Redis knows of a shard: what was seen last is not how it is now."""
         for gauge in (
@@ -181,6 +189,8 @@ class Metrics:
         self.forget_head(shard)
         for gauge in (self.shard_hot, self.term, self.epoch, self.applied_m, self.held_keys, self.clock_skew_seconds):
             gauge.remove(str(shard))
+        for mode in MODES:
+            self.shard_mode.remove(str(shard), mode)
 
     async def watch_loop(self, clock: Clock = SYSTEM_CLOCK) -> None:
         """Measure for ever how late this event loop is; ends only by cancellation."""

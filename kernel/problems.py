@@ -92,7 +92,8 @@ CATALOGUE: Final[dict[str, ProblemKind]] = {
     "TOO_MANY_REQUESTS": ProblemKind(
         429,
         "Too many requests",
-        "The key has used up its limit of requests per second. Nothing was done.",
+        "The API key has used up its limit of requests per second; or MySQL decides (db mode), and too many operations wait "
+        "for it, in all or for one inventory key. Nothing was done.",
         "Wait as long as `Retry-After` says.",
         "as it is",
     ),
@@ -180,10 +181,22 @@ CATALOGUE: Final[dict[str, ProblemKind]] = {
     "UNKNOWN_TASK": ProblemKind(404, "No such task", "No task has this number.", "Check the id."),
     "SWITCH_RUNNING": ProblemKind(
         409,
-        "A switch is running",
-        "The mode is being switched already.",
-        "Wait for the switch, or abort it.",
+        "A switch is under way",
+        "Another change of the shard's mode has begun and not ended; `switch` is its id. Nothing was changed.",
+        "Wait for it (`GET /ops/mode`), or give it up (`DELETE /ops/mode/switch`) while that is possible.",
         "as it is",
+    ),
+    "SWITCH_TOO_LATE": ProblemKind(
+        409,
+        "Too late to give the switch up",
+        "The switch has gone so far that it can only be finished: CLOSE is published, or the epoch is being opened.",
+        "Wait until it is done, then switch back.",
+    ),
+    "NO_SWITCH": ProblemKind(
+        404,
+        "No switch is under way",
+        "There is nothing to give up.",
+        "`GET /ops/mode` says who decides.",
     ),
     # Ours. `outcome` says whether anything was done; a repeat with the same id is always safe.
     "INTERNAL_ERROR": ProblemKind(

@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     hold_grace_ms: int = Field(default=30_000, ge=0, le=3_600_000)
     """A hold is not due before the epoch has been open this long: an outage of ours does not eat a buyer's time."""
 
+    auto_db_after_s: int = Field(default=0, ge=0, le=86_400)
+    """A candidate for whom Redis is away for so long while nobody else leads lets MySQL decide; 0 = only operators do that."""
+
     redis_timeout_ms: int = Field(default=2_000, ge=10, le=60_000)
     """For one command or script call."""
     mysql_timeout_ms: int = Field(default=5_000, ge=10, le=60_000)

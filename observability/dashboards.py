@@ -305,11 +305,12 @@ FLOW: Final = Dashboard(
                 ),
                 Panel(
                     "Epoch and term",
-                    "The epoch grows by each rebuild of the shard, the term by each leader.",
+                    "The epoch grows by each rebuild of the shard and each switch of its mode, the term by each leader.",
                     "none",
                     [
                         Query("max by (shard) (stockgate_epoch)", "epoch of shard {{shard}}"),
                         Query("max by (shard) (stockgate_term)", "term"),
+                        Query('max by (shard) (stockgate_shard_mode{mode="db"})', "1: db mode, MySQL decides"),
                     ],
                     kind="stat",
                     width=4,

@@ -197,6 +197,31 @@ def repair(
 
 
 @app.command()
+def mode(
+    to_mode: Annotated[str | None, typer.Argument(help="hot (Redis decides) or db (MySQL decides).")] = None,
+    reason: Annotated[str, typer.Option(help="Why; kept in the audit table.")] = "",
+    abort: Annotated[bool, typer.Option("--abort", help="Give up the switch that runs.")] = False,
+    wait: Annotated[float, typer.Option(min=0, max=3_600, help="Seconds to wait for its end; 0 = none.")] = 60.0,
+    dry_run: DryRun = False,
+    run_dir: RunDir = RUN_DIR,
+    as_json: AsJson = False,
+) -> int:
+    """Say who decides, Redis or MySQL, or let the other one decide from now on."""
+    run = load("stockgate.mode_command", "run")
+    settings = read_settings(run_dir)
+    return run(
+        settings,
+        run_dir=run_dir,
+        to_mode=to_mode,
+        reason=reason,
+        abort=abort,
+        dry_run=dry_run,
+        wait_s=wait,
+        as_json=as_json,
+    )
+
+
+@app.command()
 def explain(
     key: Annotated[str | None, typer.Argument(help="The inventory key.")] = None,
     order: Annotated[str | None, typer.Option(help="Explain this order instead.")] = None,

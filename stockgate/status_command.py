@@ -63,7 +63,9 @@ def summary(shard: ShardReply, settings: Settings, now_ms: int) -> dict[str, Any
 def _troubles(shard: ShardReply, settings: Settings, now_ms: int) -> Iterator[str]:
     for store in shard.missing:
         yield f"{store} does not answer at {address(settings, store)}: `stockgate doctor` says more"
-    if shard.mode is not None and shard.mode != "hot":
+    if shard.mode == "db":
+        yield f"shard {shard.shard} is in db mode: MySQL decides, slower than Redis; `stockgate mode hot --reason …` ends it"
+    elif shard.mode is not None and shard.mode != "hot":
         yield f"shard {shard.shard} is {shard.mode}: nobody decides, callers hear SHARD_CLOSED"
     if shard.mode == "hot" and shard.log_head_m is None and "redis" not in shard.missing:
         yield f"shard {shard.shard} is hot and Redis has no head of epoch {shard.epoch}: its leader has to rebuild it"

@@ -10,12 +10,14 @@ from typing import Any
 import lua
 from inventory.batcher import Batcher
 from inventory.confirmations import Confirmations
+from inventory.db_path import DbPath
 from inventory.events import Change, Naming, decode_changes, encode_naming, genesis
 from inventory.hot_path import Failure, HotPath
 from inventory.loading import Loader
 from inventory.moves import REQUEST_MOVES, Move
 from inventory.operations import Line, Operation, Result, fingerprint, lines_fingerprint
 from inventory.outcomes import Outcome
+from inventory.shard_path import ShardPath
 from inventory.shard_state import ShardWatch
 from kernel import redis_keys
 from kernel.metrics import Metrics
@@ -334,7 +336,8 @@ class World:
             confirmations = Confirmations(settings, doors[2], self.shard)
             path = HotPath(settings, doors[0], loader, watch, confirmations)
             metrics = Metrics()
-            batcher = Batcher(settings, path, confirmations, metrics)
+            db_path = DbPath(settings, database, self.shard)
+            batcher = Batcher(settings, ShardPath(watch, path, db_path), confirmations, metrics)
             await stack.enter_async_context(running(watch.run()))
             if listening:
                 await stack.enter_async_context(running(confirmations.run()))

@@ -18,8 +18,10 @@ from inventory.confirmations import Confirmations
 from inventory.hot_path import HotPath
 from inventory.leader import Leader
 from inventory.loading import Loader
+from inventory.mode_switch import Status, SwitchView, ToMode, abort_switch, read_switch, request_switch
 from inventory.moves import Move
 from inventory.operations import Line, Operation, Result, lines_fingerprint
+from inventory.operator_actions import Action
 from inventory.outcomes import Outcome
 from inventory.shard_state import ShardWatch
 from kernel.amqp_topology import log_queue
@@ -221,7 +223,7 @@ class LeaderWorld:
         return await self.database.fetch_all(Statement(text), parameters)
 
     async def row(self) -> dict[str, Any]:
-        columns = "mode, epoch, term, applied_term, applied_m, applied_digest, wanted_m, rebuild_wanted, alarm"
+        columns = "mode, epoch, term, applied_term, applied_m, applied_digest, wanted_m, rebuild_wanted, alarm, switch_id, switch_to"
         rows = await self.query(f"SELECT {columns} FROM shard WHERE shard_no = 0")
         return dict(zip(columns.split(", "), rows[0], strict=True))
 
@@ -285,6 +287,41 @@ class LeaderWorld:
 
         await self.until(settled, "quiet", limit_s)
         return await self.row()
+
+    # --- switches -------------------------------------------------------------------------------------------------------
+
+    async def request(self, to_mode: ToMode, reason: str = "a test wants it") -> int:
+        """Ask for a switch; its id."""
+        return await request_switch(self.database, SHARD, to_mode, Action("cli:test", "switch_mode", "shard 0", reason))
+
+    async def abort(self) -> int:
+        return await abort_switch(
+            self.database, SHARD, Action("cli:test", "abort_switch", "shard 0", "on second thought")
+        )
+
+    async def switch(self, switch_id: int | None = None) -> SwitchView:
+        view = await read_switch(self.database, SHARD, switch_id)
+        assert view is not None
+        return view
+
+    async def switched(self, switch_id: int, status: Status = "DONE", limit_s: float = 20.0) -> SwitchView:
+        """Wait until a switch has ended in this way."""
+
+        async def ended() -> bool:
+            return (await self.switch(switch_id)).status == status
+
+        await self.until(ended, f"switch {switch_id} is {status}", limit_s)
+        return await self.switch(switch_id)
+
+    async def switch_over(self, to_mode: ToMode) -> SwitchView:
+        """Ask for a switch and wait until it is done."""
+        return await self.switched(await self.request(to_mode))
+
+    async def acked_is_applied(self) -> None:
+        """Every order that was answered 2xx is in MySQL, once."""
+        ledger = await self.query("SELECT ref FROM inventory_ledger WHERE kind = %s", int(Move.RESERVE))
+        times = Counter(ref for (ref,) in ledger)
+        assert {ref: times[ref] for ref in self.acked if times[ref] != 1} == {}
 
     # --- buyers ---------------------------------------------------------------------------------------------------------
 

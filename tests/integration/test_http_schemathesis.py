@@ -61,6 +61,8 @@ KEYS = ("sku 1", "sku{2}/x", "sku-3")
 ORDERS = tuple(f"order/{number}" for number in range(40))
 ORDER_CALLS = ("reservations", "operations")
 STOCK_CALLS = ("inventory", "ops", "health", "metrics")
+MODE_CALLS = ("mode",)
+"""In a run of their own: who tries them out takes the shard away from everybody else again and again."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,10 @@ class Run:
 RUNS: Mapping[str, Run] = {
     "orders": Run("orders", ORDER_CALLS, EXAMPLES, "coverage,fuzzing,stateful"),
     "stock": Run("stock", STOCK_CALLS, EXAMPLES, "coverage,fuzzing,stateful"),
-    "orders key elsewhere": Run("orders", STOCK_CALLS, EXAMPLES_REFUSED, "coverage,fuzzing"),
+    "orders key elsewhere": Run("orders", (*STOCK_CALLS, *MODE_CALLS), EXAMPLES_REFUSED, "coverage,fuzzing"),
     "stock key elsewhere": Run("stock", ORDER_CALLS, EXAMPLES_REFUSED, "coverage,fuzzing"),
-    "no key": Run(None, (*ORDER_CALLS, *STOCK_CALLS), EXAMPLES_REFUSED, "coverage,fuzzing"),
+    "no key": Run(None, (*ORDER_CALLS, *STOCK_CALLS, *MODE_CALLS), EXAMPLES_REFUSED, "coverage,fuzzing"),
+    "mode": Run("stock", MODE_CALLS, EXAMPLES, "coverage,fuzzing"),
 }
 
 
@@ -136,4 +139,10 @@ async def test_a_call_without_its_scope_is_refused_as_its_document_says(
     world: HttpWorld, tmp_path: Path, name: str
 ) -> None:
     report = await schemathesis(world, RUNS[name], tmp_path / "run")
+    assert {report["phases"][phase]["status"] for phase in ("coverage", "fuzzing")} == {"success"}
+
+
+async def test_the_calls_on_the_mode_are_as_their_document_says(world: HttpWorld, tmp_path: Path) -> None:
+    """The last one here: it leaves the shard in whichever mode it comes to."""
+    report = await schemathesis(world, RUNS["mode"], tmp_path / "run")
     assert {report["phases"][phase]["status"] for phase in ("coverage", "fuzzing")} == {"success"}

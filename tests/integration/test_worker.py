@@ -246,7 +246,8 @@ async def test_close_through_the_queue_ends_the_epoch_behind_everything(world: W
 
         await world.until(closed, "the CLOSE is obeyed")
         row = await world.row()
-        assert (row.epoch, row.applied_m, row.wanted_m) == (1, before, 0)
+        # In mode db MySQL decides, in an epoch of its own.
+        assert (row.epoch, row.applied_m, row.applied_digest, row.wanted_m) == (2, 0, genesis(0, 2), 0)
         assert row.since_ms > 0
         await world.check(log)
         # What comes later of this epoch has no effect and is listed; what is sent again of it is not.
@@ -261,8 +262,7 @@ async def test_close_through_the_queue_ends_the_epoch_behind_everything(world: W
         await world.until(listed, "late messages are taken")
     assert await world.ready_messages() == 0
     assert await world.query("SELECT epoch, m, digest FROM stale_event") == [(1, before + 1, log.digest)]
-    assert (await world.row()).mode == "db"
-    assert (await world.row()).applied_m == before
+    assert ((await world.row()).mode, (await world.row()).epoch) == ("db", 2)
 
 
 async def test_next_epoch_goes_on_with_the_seqs_of_the_last(world: WorkerWorld) -> None:

@@ -32,6 +32,8 @@ ENTRY_POINTS["operator"] = tuple(
 )
 
 NEVER_RUN = {
+    # A leader writes the rows of its own doing in the operators' audit table, and shows none.
+    "leader": {"select_operator_actions", "select_operator_changes", "insert_reconcile_task_outcome"},
     # A gateway leaves a task and reads it; that the reconciler's half lives in the same file gives it no rights.
     "gateway": {
         "select_reconcile_tasks_to_run",

@@ -107,12 +107,15 @@ def _covered(role: RoleName, name: str) -> bool:
 @pytest.mark.parametrize(
     ("role", "statement"),
     [
-        ("gateway", "UPDATE inventory_balance SET available = 1000"),
+        # In db mode a gateway decides: it appends to the ledger, and never takes back what stands there.
+        ("gateway", "UPDATE inventory_ledger SET qty = 0"),
         ("gateway", "DELETE FROM inventory_ledger"),
-        ("gateway", "INSERT INTO inventory_ledger (inventory_key) VALUES ('k')"),
+        ("gateway", "DELETE FROM inventory_order"),
+        ("gateway", "UPDATE shard SET applied_term = 99"),
         ("gateway", "UPDATE operator_action SET reason = 'other'"),
         ("gateway", "DROP TABLE shard"),
-        ("leader", "INSERT INTO inventory_balance (inventory_key, shard_no) VALUES ('k', 0)"),
+        ("leader", "UPDATE inventory_ledger SET qty = 0"),
+        ("leader", "DELETE FROM inventory_reservation"),
         ("leader", "UPDATE shard SET alarm = ''"),
         ("persist-worker", "UPDATE inventory_ledger SET qty = 0"),
         ("persist-worker", "DELETE FROM inventory_reservation"),

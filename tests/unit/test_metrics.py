@@ -29,6 +29,7 @@ BOUNDED_LABELS = {
     "family",
     "kind",
     "line",
+    "mode",
     "outcome",
     "pool",
     "role",
@@ -55,7 +56,17 @@ UNITS = (
 )
 """What a gauge's or histogram's name ends with, before `_max`, `_in_use`; `m` is the number of an entry."""
 
-STATES = {"process_info", "ready", "missing", "shard_hot", "fenced", "leader", "worker_alarm", "redis_persistence_ok"}
+STATES = {
+    "process_info",
+    "ready",
+    "missing",
+    "shard_hot",
+    "shard_mode",
+    "fenced",
+    "leader",
+    "worker_alarm",
+    "redis_persistence_ok",
+}
 """Gauges without a unit: 0 or 1."""
 
 ORDINALS = {"term", "epoch"}

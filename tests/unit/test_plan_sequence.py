@@ -194,9 +194,61 @@ def test_close_is_obeyed_when_all_before_it_is_applied(log: LogBuilder, tables: 
     assert (tables.row.mode, tables.row.wanted_m) == ("hot", 5)
     planned = tables.apply(log.message(5, 6))
     assert planned.closed
-    assert (tables.row.mode, tables.row.epoch, tables.row.wanted_m) == ("db", 1, 0)
+    assert (tables.row.mode, tables.row.epoch, tables.row.wanted_m) == ("db", 2, 0)
     assert tables.row.since_ms == tables.now_ms
     assert not tables.held
+
+
+def test_mode_db_is_an_epoch_of_its_own(log: LogBuilder, tables: MemoryTables) -> None:
+    tables.row = tables.row._replace(rebuild_wanted=1, rebuild_reason="b is lost")
+    planned = tables.apply(*log.messages(), log.close_message(6, "db"))
+    row = tables.row
+    assert (row.mode, row.epoch, row.applied_m, row.applied_digest) == ("db", 2, 0, genesis(0, 2))
+    assert (row.wanted_m, row.rebuild_wanted, row.rebuild_reason) == (0, 0, "")
+    # What was taken is of the closed epoch.
+    assert {(row[3], row[4]) for row in planned.tables.ledger_rows} == {(1, m) for m in range(1, 7)}
+    assert tables.quantities("a")[0] == 30
+
+
+def test_close_for_opening_leaves_the_row_in_its_epoch(log: LogBuilder, tables: MemoryTables) -> None:
+    tables.row = tables.row._replace(rebuild_wanted=1, rebuild_reason="b is lost")
+    tables.apply(*log.messages(), log.close_message(6, "opening"))
+    row = tables.row
+    assert (row.mode, row.epoch, row.applied_m, row.applied_digest) == ("opening", 1, 6, log.digest)
+    assert row.rebuild_wanted == 1
+
+
+def test_what_is_repeated_behind_a_close_for_db_is_no_stale_entry(log: LogBuilder, tables: MemoryTables) -> None:
+    """In the very transaction that closes, before its ledger rows can be read, and in later ones."""
+    planned = tables.apply(log.message(1, 3), log.close_message(3, "db"), log.message(2, 4), log.close_message(3, "db"))
+    assert planned.verdicts == [Verdict.DONE] * 4
+    assert planned.duplicates == 2
+    assert [(entry.epoch, entry.m) for entry in planned.stale] == [(1, 4)]
+    again = tables.apply(log.message(1, 5), log.close_message(5))
+    assert [(entry.epoch, entry.m) for entry in again.stale] == [(1, 5)]
+    assert (tables.row.mode, tables.row.epoch, tables.row.applied_m) == ("db", 2, 0)
+    assert tables.quantities("a")[0] == 15
+
+
+def test_a_term_begins_in_mode_db(log: LogBuilder, tables: MemoryTables) -> None:
+    tables.apply(log.message(1, 3), log.close_message(3, "db"))
+    tables.row = tables.row._replace(term=2)
+    planned = tables.apply(log.term_message(2), log.message(1, 3))
+    assert (tables.row.mode, tables.row.epoch, tables.row.applied_term) == ("db", 2, 2)
+    assert planned.skipped_term == 1
+    assert not planned.stopped
+
+
+def test_redis_goes_on_in_an_epoch_above_that_of_mode_db(log: LogBuilder, tables: MemoryTables) -> None:
+    tables.apply(*log.messages(), log.close_message(6, "db"))
+    tables.row = tables.row._replace(mode="hot", epoch=3, applied_m=0, applied_digest=genesis(0, 3))
+    log.open_next_epoch()
+    log.open_next_epoch()
+    log.adjust("a", 1)
+    log.entry()
+    tables.apply(log.message(1))
+    assert tables.quantities("a")[0] == 31
+    assert (tables.row.epoch, tables.row.applied_m) == (3, 1)
 
 
 def test_entries_after_close_are_listed_once_and_have_no_effect(log: LogBuilder, tables: MemoryTables) -> None:
