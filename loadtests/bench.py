@@ -24,7 +24,7 @@ from loadtests.bench_endurance import drain_backlog, measure_memory, sustain
 from loadtests.bench_machine import describe_machine
 from loadtests.bench_page import page_of
 from loadtests.bench_processes import stay_on_cores
-from loadtests.bench_ratios import compare_with_constant, compare_with_designs, compare_with_script
+from loadtests.bench_ratios import compare_db_mode, compare_with_constant, compare_with_designs, compare_with_script
 from loadtests.bench_rounds import say
 from loadtests.bench_system import BenchError, running_stack
 from loadtests.bench_targets import judge
@@ -63,6 +63,12 @@ async def constant(arguments: argparse.Namespace, folder: Path) -> dict[str, Any
         return await compare_with_constant(system, _load(arguments), arguments.rounds)
 
 
+async def db(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """MySQL deciding (db mode) beside MySQL alone, on one hot key."""
+    async with running_stack(folder, "broker") as system:
+        return await compare_db_mode(system, _load(arguments), arguments.rounds)
+
+
 async def operations(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Calls of 100 operations beside the script alone."""
     async with running_stack(folder, "broker") as system:
@@ -98,7 +104,7 @@ async def cpu(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 PARTS: dict[str, Part] = {
-    part.__name__: part for part in (machine, cpu, designs, constant, operations, worker, sustained, memory)
+    part.__name__: part for part in (machine, cpu, designs, constant, db, operations, worker, sustained, memory)
 }
 
 

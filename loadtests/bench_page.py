@@ -141,7 +141,7 @@ def _rates(parts: Mapping[str, Any]) -> list[str]:
             _number(rates["p50_ms"]["median"]),
             _number(rates["p99_ms"]["median"]),
         )
-        for part in ("designs", "constant", "operations")
+        for part in ("designs", "constant", "db", "operations")
         if part in parts
         for name, rates in parts[part]["rates"].items()
         if name != "script alone"

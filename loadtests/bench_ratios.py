@@ -71,6 +71,27 @@ async def compare_with_designs(system: System, load: Load, rounds: int) -> dict[
     }
 
 
+async def compare_db_mode(system: System, load: Load, rounds: int) -> dict[str, Any]:
+    """The shard in db mode beside MySQL alone, both on one hot key; and how long a switch there and back takes."""
+    catalogue = await system.catalogue(1)
+    hot = replace(load, keys=1)
+    async with baseline("mysql", system.baseline_environment()) as mysql:
+        to_db_s = await system.switch("db")
+        await _warm_up(
+            lambda load: on_baseline(mysql, load), lambda load: on_stockgate(system, catalogue, load), load=hot
+        )
+        taken = await take_turns(
+            {"mysql hot": on_baseline(mysql, hot), "stockgate db mode": on_stockgate(system, catalogue, hot)}, rounds
+        )
+        to_hot_s = await system.switch("hot")
+    return {
+        "mysql_ratio": ratio(taken["stockgate db mode"], taken["mysql hot"]).as_json(),
+        "switch_s": {"db": round(to_db_s, 2), "hot": round(to_hot_s, 2)},
+        "rates": rates(taken),
+        "books": await system.check_books(catalogue),
+    }
+
+
 async def compare_with_constant(system: System, load: Load, rounds: int) -> dict[str, Any]:
     """`ack=redis` beside a server that answers a constant."""
     catalogue = await system.catalogue(load.keys)

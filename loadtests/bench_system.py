@@ -28,6 +28,7 @@ START_LIMIT_S = 300.0
 STOP_LIMIT_S = 120.0
 AUDIT_LIMIT_S = 180.0
 DRAIN_LIMIT_S = 60.0
+SWITCH_LIMIT_S = 60.0
 HOLD_TTL_S = 7_200
 """No hold may expire while what was answered is compared with what is held."""
 _CREATE_AT_ONCE = 32
@@ -113,10 +114,24 @@ class System:
         catalogue.cut_off_max += load.connections * in_a_request
         return done
 
+    async def switch(self, to_mode: Literal["hot", "db"]) -> float:
+        """Let MySQL or Redis decide; seconds until that is so. Raises BenchError after `SWITCH_LIMIT_S`."""
+        began = time.monotonic()
+        async with self.client("ops") as client:
+            await client.switch_mode(to_mode, reason="a benchmark")
+            while time.monotonic() - began < SWITCH_LIMIT_S:
+                mode = await client.mode()
+                if mode.mode == to_mode and mode.switch is None:
+                    return time.monotonic() - began
+                await asyncio.sleep(0.02)
+        raise BenchError(f"not {to_mode} after {SWITCH_LIMIT_S:.0f} s")
+
     async def backlog_entries(self) -> int | None:
         """Entries of the log that MySQL does not have yet; None where a store could not be asked."""
         async with self.client("ops") as client:
             (shard,) = (await client.status()).shards
+        if shard.mode == "db":
+            return 0
         if shard.log_head_m is None or shard.applied_m is None:
             return None
         return shard.log_head_m - shard.applied_m

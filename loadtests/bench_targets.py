@@ -30,6 +30,7 @@ TARGETS = (
     Target("designs", ("seed_ratio",), "`ack=broker`, 1,000 keys: times the seed's design", "x", 3, "at least"),
     Target("designs", ("mysql_ratio",), "`ack=broker`, one hot key: times MySQL alone", "x", 4, "at least"),
     Target("constant", ("constant_share",), "`ack=redis`: share of a constant answer", "", 0.40, "at least"),
+    Target("db", ("mysql_ratio",), "db mode, one hot key: times MySQL alone", "x", 2.5, "at least"),
     Target("operations", ("operations_per_s",), "calls of 100 operations: operations", "/s", 25_000, "at least"),
     Target("operations", ("script_share",), "calls of 100 operations: share of the script alone", "", 0.35, "at least"),
     Target("worker", ("events_per_s",), "persist worker alone on a backlog: events", "/s", 25_000, "at least"),

@@ -33,6 +33,7 @@ def parts(**changed: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "designs": {"seed_ratio": scatter(3.0), "mysql_ratio": scatter(4.0), "rates": rates},
         "constant": {"constant_share": scatter(0.4), "rates": rates},
+        "db": {"mysql_ratio": scatter(2.5), "rates": rates},
         "operations": {
             "operations_per_s": scatter(25_000),
             "script_share": scatter(0.35),
@@ -86,6 +87,7 @@ def test_every_target_is_met_on_its_bound_and_missed_beyond_it() -> None:
     worse = parts(
         designs={"seed_ratio": scatter(2.99), "mysql_ratio": scatter(3.99)},
         constant={"constant_share": scatter(0.399)},
+        db={"mysql_ratio": scatter(2.49)},
         operations={"operations_per_s": scatter(24_999), "script_share": scatter(0.349)},
         worker={"events_per_s": scatter(24_999)},
         sustained={"kept_share": 0.989, "drain_s": 5.1},
