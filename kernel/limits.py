@@ -61,11 +61,13 @@ RELAY_READ_ENTRIES_MAX: Final = 200
 RELAY_MESSAGE_BYTES_MAX: Final = 1024 * 1024
 RELAY_IN_FLIGHT_MAX: Final = 4
 
-# The persist worker.
+# While MySQL decides.
 DB_OPEN_OPERATIONS_MAX: Final = 2_048
 """In db mode a gateway has so many operations open at most; what is more hears 429 before MySQL's sessions are all busy."""
 DB_KEY_OPEN_OPERATIONS_MAX: Final = 512
 """And so many that name one key, so that a hot one never takes all the room. More than a request may have."""
+
+# The persist worker.
 WORKER_BATCH_EVENTS_MAX: Final = 2_000
 WORKER_GATHER_MS: Final = 50
 WORKER_PREFETCH_MESSAGES: Final = 64
