@@ -110,6 +110,7 @@ class Leader:
         self._log: FilteringBoundLogger = get_logger().bind(shard=shard)
         self._reign: Reign | None = None
         self._ending = False
+        self._wish_heard = False
         self._broken_at: tuple[int, int] | None = None
         self._noted = ""
         self._changes = 0
@@ -203,6 +204,7 @@ class Leader:
                 # The end of an epoch may hide a cancellation that comes with it, as above.
                 while not self._ending and not publisher.closed.done():
                     await watch.refresh()
+                    await self._hear_configuration()
                     await asyncio.create_task(self._govern(steps, row, doors, hot_path), name="govern")
                     row = await self._read_own_row(row.term)
             finally:
@@ -359,6 +361,24 @@ class Leader:
             raise
         finally:
             self._reign = None
+
+    async def _hear_configuration(self) -> None:
+        """Ask for the mode that configuration wants, once for each start, unless something was asked for since."""
+        wish, at = self._settings.mode_wish, self._settings.mode_wish_at
+        if self._wish_heard or not wish or at is None:
+            return
+        action = Action("configuration", f"switch_to_{wish}", f"shard {self.shard}", self._settings.mode_wish_reason)
+        wished_ms = int(at.timestamp() * 1000)
+        try:
+            switch_id = await mode_switch.request_switch(self._database, self.shard, wish, action, wished_ms=wished_ms)
+            self._log.warning("configuration wants another mode", switch=switch_id, to_mode=wish)
+        except mode_switch.AlreadyThere:
+            pass
+        except (mode_switch.SwitchRunning, StockgateError):
+            return  # asked again when the row has moved, or in the next term
+        except SwitchRefused as refused:
+            self._log.info("what configuration wants is out of date", to_mode=wish, reason=str(refused))
+        self._wish_heard = True
 
     # --- without Redis ------------------------------------------------------------------------------------------------
 

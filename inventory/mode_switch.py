@@ -19,6 +19,7 @@ import msgspec
 import sql
 from inventory import operator_actions
 from inventory.operator_actions import Action, Came
+from kernel import limits
 from kernel.clock import instant
 from kernel.mysql_door import Database, Transaction
 
@@ -49,6 +50,10 @@ class AlreadyThere(SwitchRefused):
     def __init__(self, mode: str) -> None:
         super().__init__(f"the shard is {mode}")
         self.mode = mode
+
+
+class Outdated(SwitchRefused):
+    """Something was asked for after this wish; or the wish is of a time to come, and would count for ever."""
 
 
 class NoSwitch(SwitchRefused):
@@ -100,14 +105,19 @@ class _Locked(NamedTuple):
     now_ms: int
 
 
-async def request_switch(database: Database, shard: int, to_mode: ToMode, action: Action) -> int:
+async def request_switch(
+    database: Database, shard: int, to_mode: ToMode, action: Action, *, wished_ms: int | None = None
+) -> int:
     """Begin a switch; its id. With `action.dry_run` only the checks are made and the action noted; the id is 0 then.
 
-    Raises SwitchRunning, AlreadyThere, BadReason and what the door raises. After an unknown COMMIT a repeat finds the switch
+    `wished_ms` (UTC epoch ms) is when configuration decided this, for the newest wish counts, whenever it is read. Raises
+    Outdated then, SwitchRunning, AlreadyThere, BadReason and what the door raises. After an unknown COMMIT a repeat finds the switch
     running.
     """
     async with database.transaction() as transaction:
         row = await _lock(transaction, shard)
+        if wished_ms is not None:
+            await _check_newest(transaction, shard, wished_ms, row.now_ms)
         if row.switch_id:
             raise SwitchRunning(row.switch_id, row.switch_to)
         # An opening leads to hot by itself; to db it can be turned.
@@ -241,6 +251,14 @@ async def add_steps(transaction: Transaction, switch_id: int, steps: Sequence[St
         for number, step in enumerate((step for step in steps if step not in known), len(known) + 1)
     ]
     await transaction.execute_many(sql.load("insert_mode_switch_step"), rows)
+
+
+async def _check_newest(transaction: Transaction, shard: int, wished_ms: int, now_ms: int) -> None:
+    if wished_ms > now_ms + limits.CLOCK_SKEW_MS_MAX:
+        raise Outdated(f"the wish is of {instant(wished_ms):%Y-%m-%d %H:%M:%S} UTC, and that is still to come")
+    newest = await transaction.fetch_one(sql.load("select_newest_mode_switch"), (shard,))
+    if newest is not None and int(newest[5]) >= wished_ms:
+        raise Outdated(f"switch {newest[0]} to {newest[2]} was asked for later")
 
 
 async def _lock(transaction: Transaction, shard: int) -> _Locked:

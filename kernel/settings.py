@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator
+from pydantic import AwareDatetime, Field, FilePath, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kernel import limits
@@ -63,6 +63,13 @@ class Settings(BaseSettings):
 
     auto_db_after_s: int = Field(default=0, ge=0, le=86_400)
     """A candidate for whom Redis is away for so long while nobody else leads lets MySQL decide; 0 = only operators do that."""
+
+    mode_wish: Literal["", "hot", "db"] = ""
+    """Who is to decide, Redis or MySQL, as configuration wants it; with the two below. Empty: configuration wants nothing."""
+    mode_wish_at: AwareDatetime | None = None
+    """When that was decided (`2026-12-24T18:00:00Z`). What was asked for later, by whomever, counts instead."""
+    mode_wish_reason: str = Field(default="", max_length=200)
+    """Why, for the audit table."""
 
     redis_timeout_ms: int = Field(default=2_000, ge=10, le=60_000)
     """For one command or script call."""
@@ -146,6 +153,10 @@ class Settings(BaseSettings):
         """Check relations between settings that a single field cannot see."""
         if self.unconfirmed_bytes_settle_max < self.unconfirmed_bytes_reserve_max:
             raise ValueError("STOCKGATE_UNCONFIRMED_BYTES_SETTLE_MAX must not be below the bound for reserves")
+        if len({bool(self.mode_wish), self.mode_wish_at is not None, bool(self.mode_wish_reason.strip())}) > 1:
+            raise ValueError("STOCKGATE_MODE_WISH, STOCKGATE_MODE_WISH_AT and STOCKGATE_MODE_WISH_REASON go together")
+        if not self.mode_wish_reason.isprintable():
+            raise ValueError("STOCKGATE_MODE_WISH_REASON holds characters that cannot be printed")
         if self.tls_key_file is not None and self.tls_cert_file is None:
             raise ValueError("STOCKGATE_TLS_KEY_FILE is of no use without STOCKGATE_TLS_CERT_FILE")
         urls = (self.redis_url, self.mysql_url, self.amqp_url)

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -507,3 +508,45 @@ async def test_a_moment_without_redis_is_no_reason_to_switch(servers: Servers, t
             await world.more_answers(20)
         await world.check()
         assert await world.query("SELECT 1 FROM mode_switch") == []
+
+
+# --- what configuration wants -----------------------------------------------------------------------------------------
+
+
+def wish(to_mode: str, at: datetime) -> dict[str, str]:
+    return {"mode_wish": to_mode, "mode_wish_at": at.isoformat(), "mode_wish_reason": "the window of Sunday night"}
+
+
+async def test_configuration_switches_once_and_a_stale_one_flips_nothing(servers: Servers, tmp_path: Path) -> None:
+    async with LeaderWorld.open(servers, tmp_path, **wish("db", datetime.now(UTC))) as world:
+        async with world.leader():
+
+            async def in_db_mode() -> bool:
+                return (await world.row())["mode"] == "db"
+
+            await world.until(in_db_mode, "MySQL decides")
+            view = await world.switch()
+            assert (view.requested_by, view.reason) == ("configuration", "the window of Sunday night")
+            # An operator's later word counts, though this leader goes on with the same configuration.
+            await world.switch_over("hot")
+        before = await world.switch()
+        async with world.leader():
+            await world.decides()
+            await world.buy_some(3)
+            assert (await world.switch()).id == before.id
+            assert (await world.row())["mode"] == "hot"
+        await world.check()
+
+
+async def test_a_wish_from_before_the_last_switch_or_from_the_future_is_not_heard(
+    servers: Servers, tmp_path: Path
+) -> None:
+    for at in (datetime.now(UTC) - timedelta(days=1), datetime.now(UTC) + timedelta(days=1)):
+        async with LeaderWorld.open(servers, tmp_path, **wish("db", at)) as world:
+            # Asked for by an operator, and given up, but later than yesterday.
+            number = await world.request("db")
+            assert await world.abort() == number
+            async with world.leader():
+                await world.decides()
+                await world.buy_some(3)
+                assert (await world.switch()).id == number

@@ -99,3 +99,21 @@ def test_certificates_without_an_encrypted_address_do_not_start(tmp_path: Path) 
         Settings(tls_key_file=file)
     with pytest.raises(ValidationError, match="not point to a file"):
         Settings(tls_ca_file=tmp_path / "none.pem")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mode_wish": "db"},
+        {"mode_wish": "db", "mode_wish_at": "2026-12-24T18:00:00Z"},
+        {"mode_wish_at": "2026-12-24T18:00:00Z", "mode_wish_reason": "why"},
+        {"mode_wish": "db", "mode_wish_at": "2026-12-24T18:00:00", "mode_wish_reason": "in which zone?"},
+        {"mode_wish": "cold", "mode_wish_at": "2026-12-24T18:00:00Z", "mode_wish_reason": "why"},
+        {"mode_wish": "db", "mode_wish_at": "2026-12-24T18:00:00Z", "mode_wish_reason": "a\nb"},
+    ],
+)
+def test_a_wished_mode_has_a_time_and_a_reason(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        Settings.model_validate(wrong)
+    right = {"mode_wish": "db", "mode_wish_at": "2026-12-24T18:00:00Z", "mode_wish_reason": "the window of Thursday"}
+    assert Settings.model_validate(right).mode_wish == "db"
