@@ -525,7 +525,7 @@ async def test_configuration_switches_once_and_a_stale_one_flips_nothing(servers
                 return (await world.row())["mode"] == "db"
 
             await world.until(in_db_mode, "MySQL decides")
-            view = await world.switch()
+            view = await world.switched((await world.switch()).id)
             assert (view.requested_by, view.reason) == ("configuration", "the window of Sunday night")
             # An operator's later word counts, though this leader goes on with the same configuration.
             await world.switch_over("hot")
