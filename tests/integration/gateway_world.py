@@ -83,12 +83,13 @@ class GatewayWorld:
     async def answer(self, reply: Reply, method: str, path: str, body: Any = None, caller: str = "all") -> None:
         """One call, as the server would make it. Its body comes a step late, and sending takes a step."""
         content = b"" if body is None else json.dumps(body).encode()
+        path, _, query = path.partition("?")
         scope: dict[str, Any] = {
             "type": "http",
             "method": method,
             "raw_path": path.encode(),
             "path": path,
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [
                 (b"authorization", f"Bearer {self._keys[caller]}".encode()),
                 (b"content-type", b"application/json"),

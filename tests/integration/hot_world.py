@@ -134,6 +134,16 @@ class World:
             found.append((int(entry_id.partition(b"-")[0]), fields[b"d"].decode(), fields[b"e"]))
         return found
 
+    async def written(self) -> None:
+        """Wait until Redis has handed all of its file to the kernel, where a kill takes nothing from it."""
+        async with asyncio.timeout(10):
+            while True:
+                told: bytes = await self.redis.command("INFO", "persistence")
+                fields = dict(line.split(":", 1) for line in told.decode().splitlines() if ":" in line)
+                if (fields["aof_buffer_length"], fields["aof_pending_bio_fsync"]) == ("0", "0"):
+                    return
+                await asyncio.sleep(0.01)
+
     async def changes(self) -> list[Change]:
         return [change for _, _, payload in await self.entries() for change in decode_changes(payload)]
 

@@ -130,6 +130,15 @@ async def ask_reconcile(world: GatewayWorld) -> Trial:
     return Trial(world, ("POST", "/ops/reconcile", {"dry_run": True, "keys": [world.key]}), repeated=frozenset({202}))
 
 
+async def switch_mode(world: GatewayWorld) -> Trial:
+    """To the mode that it is in: the lock of the row and all that is asked before anything is changed."""
+    return Trial(world, ("PUT", "/ops/mode", {"mode": "hot", "reason": "to be sure"}))
+
+
+async def abort_switch(world: GatewayWorld) -> Trial:
+    return Trial(world, ("DELETE", "/ops/mode/switch?reason=none-runs", None), repeated=frozenset({404}))
+
+
 async def read_reconcile(world: GatewayWorld) -> Trial:
     task = (await world.call("POST", "/ops/reconcile", {"dry_run": True, "keys": [world.key]})).json["id"]
     return await read(world, f"/ops/reconcile/{task}")
@@ -159,6 +168,8 @@ OTHERS: Final[dict[tuple[str, str], Prepare]] = {
     ("POST", f"{INVENTORY}/unlock"): partial(lock, move="unlock"),
     ("POST", "/ops/reconcile"): ask_reconcile,
     ("GET", "/ops/reconcile/{id}"): read_reconcile,
+    ("PUT", "/ops/mode"): switch_mode,
+    ("DELETE", "/ops/mode/switch"): abort_switch,
 }
 
 

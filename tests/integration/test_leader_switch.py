@@ -518,7 +518,7 @@ def wish(to_mode: str, at: datetime) -> dict[str, str]:
 
 
 async def test_configuration_switches_once_and_a_stale_one_flips_nothing(servers: Servers, tmp_path: Path) -> None:
-    async with LeaderWorld.open(servers, tmp_path, **wish("db", datetime.now(UTC))) as world:
+    async with LeaderWorld.open(servers, tmp_path, worker=True, **wish("db", datetime.now(UTC))) as world:
         async with world.leader():
 
             async def in_db_mode() -> bool:
@@ -542,7 +542,7 @@ async def test_a_wish_from_before_the_last_switch_or_from_the_future_is_not_hear
     servers: Servers, tmp_path: Path
 ) -> None:
     for at in (datetime.now(UTC) - timedelta(days=1), datetime.now(UTC) + timedelta(days=1)):
-        async with LeaderWorld.open(servers, tmp_path, **wish("db", at)) as world:
+        async with LeaderWorld.open(servers, tmp_path, worker=True, **wish("db", at)) as world:
             # Asked for by an operator, and given up, but later than yesterday.
             number = await world.request("db")
             assert await world.abort() == number
