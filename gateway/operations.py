@@ -11,6 +11,7 @@ from gateway.replies import (
     DURABILITY,
     JSON,
     REPLAYED,
+    Header,
     Reply,
     ResultReply,
     ResultsReply,
@@ -40,11 +41,18 @@ async def operations(call: Call) -> Reply:
         understood = [_planned(call, value) for value in values]
     if call.principal.prefix:
         # Each order has to be looked at first, and an earlier element may be what makes it known.
-        results = [await _alone(call, one) for one in understood]
+        replies = [await _alone(call, one) for one in understood]
     else:
-        results = await _together(call, understood)
-    durability = DURABILITY[call.state["settings"].ack]
-    return Reply(200, encode(ResultsReply(results)), (JSON, durability))
+        replies = await _together(call, understood)
+    results = [_result(reply) for reply in replies]
+    return Reply(200, encode(ResultsReply(results)), (JSON, _durability(call, replies)))
+
+
+def _durability(call: Call, replies: list[Reply]) -> Header:
+    """What keeps all of the results: MySQL only where it has decided each one that says so."""
+    said = {header for reply in replies for header in reply.headers if header[0] == b"durability"}
+    by_mysql = DURABILITY["mysql"]
+    return by_mysql if said == {by_mysql} else DURABILITY[call.state["settings"].ack]
 
 
 def _understood(call: Call, raw: msgspec.Raw) -> Operation | Reply:
@@ -81,24 +89,22 @@ def _operation(call: Call, asked: requests.OperationRequest) -> Operation:
             assert_never(asked)
 
 
-async def _alone(call: Call, one: Operation | Reply) -> ResultReply:
+async def _alone(call: Call, one: Operation | Reply) -> Reply:
     if isinstance(one, Reply):
-        return _result(one)
+        return one
     try:
-        return _result(await decide(call, one))
+        return await decide(call, one)
     except REFUSALS as error:
-        return _result(_refused(call, error))
+        return _refused(call, error)
 
 
-async def _together(call: Call, understood: list[Operation | Reply]) -> list[ResultReply]:
+async def _together(call: Call, understood: list[Operation | Reply]) -> list[Reply]:
     operations = [one for one in understood if isinstance(one, Operation)]
     if not operations:
-        return [_result(one) for one in understood if isinstance(one, Reply)]
+        return [one for one in understood if isinstance(one, Reply)]
     answer = await call.state["batcher"].submit(operations)
     decisions = iter(answer.results)
-    return [
-        _result(one if isinstance(one, Reply) else _decided(call, one, next(decisions), answer)) for one in understood
-    ]
+    return [one if isinstance(one, Reply) else _decided(call, one, next(decisions), answer) for one in understood]
 
 
 def _decided(call: Call, operation: Operation, decision: Decision, answer: Answer) -> Reply:

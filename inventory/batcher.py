@@ -287,8 +287,10 @@ class Batcher:
         request.done = True
         del self._open[request]
         self._open_operations -= len(request.ops)
-        if request.counted:
-            self._open_by_key -= Counter(request.counted)
+        for key in request.counted:
+            self._open_by_key[key] -= 1
+            if not self._open_by_key[key]:
+                del self._open_by_key[key]
         if not self._open:
             self._emptied.set()
 

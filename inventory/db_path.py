@@ -79,23 +79,19 @@ class _Closed(Exception):
 class DbPath:
     """Decides by MySQL, for one shard. Calls may run side by side, as many as `database` has sessions."""
 
-    looks_up: Final = False
-    """Nothing has to be looked up before it can be asked about: unknown to MySQL is unknown."""
-
     def __init__(self, settings: Settings, database: Database, shard: int) -> None:
         self._database = database
         self._shard = shard
         self._grace_ms = settings.hold_grace_ms
         self._retry_s = settings.answer_deadline_ms / 1000
 
-    async def call(self, ops: Sequence[Operation], *, proven_in: int = 0, term: int = 0) -> Called:
+    async def call(self, ops: Sequence[Operation], *, term: int = 0) -> Called:
         """Decide in one transaction; never raises for a store's trouble, which becomes the decision of the operations.
 
-        At most one call's worth of operations and lines (`limits.BATCH_…`). `proven_in` is not asked for: MySQL needs no
+        At most one call's worth of operations and lines (`limits.BATCH_…`). MySQL needs no
         proof of what it lacks. A leader names its `term`, and decides nothing once that is over. The answers hold as they
         are (`wait` 0): on return they are committed. Raises ValueError on a caller's bug.
         """
-        del proven_in
         give_up = time.monotonic() + self._retry_s
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:

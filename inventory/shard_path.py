@@ -6,8 +6,8 @@ decided nothing: the row is read again, and the other one is asked where it is i
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
+from inventory.db_path import DbPath
 from inventory.hot_path import Called, HotPath, Need, Prepared
 from inventory.operations import Operation
 from inventory.outcomes import CallStatus
@@ -15,18 +15,10 @@ from inventory.shard_state import ShardWatch
 from kernel.errors import StockgateError
 
 
-class Deciding(Protocol):
-    """What decides on MySQL: `inventory.db_path.DbPath`."""
-
-    async def call(self, ops: Sequence[Operation], *, proven_in: int = 0, term: int = 0) -> Called:
-        """Decide all of the operations in one transaction; never raises for a store's trouble."""
-        ...
-
-
 class ShardPath:
     """One shard's two paths, for the batcher."""
 
-    def __init__(self, watch: ShardWatch, hot: HotPath, db: Deciding) -> None:
+    def __init__(self, watch: ShardWatch, hot: HotPath, db: DbPath) -> None:
         self._watch = watch
         self._hot = hot
         self._db = db

@@ -60,7 +60,9 @@ async def test_hot_db_hot_under_load(world: World) -> None:
         await load.until_answered(60, SOLD_AGAIN_S)
         between = (await until_durable(world, "turns-2", "turns", "mysql")).json()
         assert (await balance(world, "turns"))["source"] == "mysql"
-        # What Redis decided can be carried on by MySQL.
+        many = await world.post("/v1/operations", {"operations": [{"op": "confirm", "order_id": "turns-1"}]})
+        assert (many.json()["results"][0]["status"], many.headers["durability"]) == (200, "mysql"), many.text
+        # What Redis decided can be carried on by MySQL, and is there for its repeat.
         confirmed = await move(world, "turns-1", "confirm")
         assert (confirmed.status_code, confirmed.headers["durability"]) == (200, "mysql"), confirmed.text
         shown = await switch(world, "hot")
